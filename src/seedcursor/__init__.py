@@ -1,0 +1,23 @@
+"""Exact randomness and exact resume for PyTorch data loading.
+
+Every random choice that a sample makes is a function of ``(seed, epoch, index)``, and the order of
+samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch, cursor>``.
+"""
+
+# Lower rooms know nothing of higher ones, and nothing inside imports this file:
+#   _checks  _sharding
+#   _keys  _position  _world
+#   _permutation  _rng
+#   _batch  _order
+#   _dataset  _plan
+#   _fetch  _sampler
+#   _loader
+from seedcursor._dataset import SKIP as SKIP
+from seedcursor._dataset import StatefulDataset as StatefulDataset
+from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
+from seedcursor._dataset import sample_rng as sample_rng
+from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
+from seedcursor._permutation import KeyedPermutation as KeyedPermutation
+from seedcursor._process import load_rng_state_dict as load_rng_state_dict
+from seedcursor._process import rng_state_dict as rng_state_dict
+from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler

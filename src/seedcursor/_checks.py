@@ -1,0 +1,57 @@
+"""Arguments, taken or refused with the words that a user needs."""
+
+from __future__ import annotations
+
+import operator
+
+SEED_LIMIT = 2**128
+EPOCH_LIMIT = 2**32
+INDEX_LIMIT = 2**64
+LENGTH_LIMIT = 2**63
+
+
+def integer(name: str, value: object, *, low: int = 0, limit: int | None = None) -> int:
+    """Return ``value`` as a plain ``int`` in ``[low, limit)``, or raise naming the argument."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"{name} must be {_allowed(low, limit)}, got {value!r} of type {type(value).__name__}"
+        ) from None
+    if number < low or (limit is not None and number >= limit):
+        raise ValueError(f"{name} must be {_allowed(low, limit)}, got {number}")
+    return number
+
+
+def _allowed(low: int, limit: int | None) -> str:
+    if limit is None:
+        return f"an integer >= {low}"
+    # 2**32 reads better than 4294967296.
+    power = limit.bit_length() - 1
+    end = f"2**{power}" if power > 30 and limit == 1 << power else str(limit)
+    return f"an integer in [{low}, {end})"
+
+
+def seed(value: object) -> int:
+    """A root seed."""
+    return integer("seed", value, limit=SEED_LIMIT)
+
+
+def epoch(value: object) -> int:
+    """An epoch number."""
+    return integer("epoch", value, limit=EPOCH_LIMIT)
+
+
+def index(value: object) -> int | str:
+    """Which record: an int below 2**64, or a record id."""
+    return value if isinstance(value, str) else integer("index", value, limit=INDEX_LIMIT)
+
+
+def stream(value: object) -> str | None:
+    """The name that separates two draws for one record."""
+    if value is None or isinstance(value, str):
+        return value
+    raise TypeError(
+        f"stream must be a str or None, got {value!r} of type {type(value).__name__}; "
+        "name it after what it draws, such as 'crop'"
+    )

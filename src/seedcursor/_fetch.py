@@ -1,0 +1,183 @@
+"""What builds a batch: in a worker process, or in the main one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import Dataset, get_worker_info
+
+from seedcursor import _batch, _rng
+from seedcursor._dataset import SKIP, StatefulIterableDataset
+from seedcursor._sharding import Shape
+
+
+class Request(NamedTuple):
+    """All that a worker needs to know of a batch.
+
+    Attributes:
+        epoch: The pass's.
+        position: Of the batch's first sample.
+        stop: The cursor once the batch is delivered.
+        key: Keys the global RNGs.
+        indices: What to fetch; for a stream, the range of this rank's positions.
+    """
+
+    epoch: int
+    position: int
+    stop: int
+    key: bytes
+    indices: Sequence[Any]
+
+
+class Built(NamedTuple):
+    """What became of a request.
+
+    Attributes:
+        stop: The cursor once this is delivered.
+        ended: Whether the records ended in this step, or before.
+        batch: The batch in a list; nothing if there is none to deliver.
+    """
+
+    stop: int
+    ended: bool
+    batch: list[Any]
+
+
+class Fetcher(Dataset[Built]):
+    """Stands before the dataset in a ``DataLoader``: its items are whole batches.
+
+    Args:
+        dataset: The user's.
+        collate_fn: The user's.
+        batched: Whether samples are collected to batches.
+        seed: The loader's.
+    """
+
+    def __init__(
+        self, dataset: Any, collate_fn: Callable[[Any], Any], batched: bool, seed: int
+    ) -> None:
+        self.dataset = dataset
+        self._collate_fn = collate_fn
+        self._batched = batched
+        self._seed = seed
+        # In a worker of its own there is nobody's state to put back.
+        self._owns_process = False
+
+    def __getitem__(self, request: Request) -> Built:
+        batch = _batch.Batch(self._seed, request.epoch, request.position, request.indices)
+        outer = _batch.enter(batch)
+        try:
+            if self._owns_process and outer is None:
+                _rng.key_globals(request.key)
+                return self._build(request)
+            with _rng.turn:
+                saved = _rng.save_globals()
+                try:
+                    _rng.key_globals(request.key)
+                    return self._build(request)
+                finally:
+                    _rng.restore_globals(saved)
+        finally:
+            _batch.leave(outer)
+
+    def _build(self, request: Request) -> Built:
+        dataset, indices = self.dataset, request.indices
+        samples: Any
+        if not self._batched:
+            samples = dataset[indices[0]]
+        elif getattr(dataset, "__getitems__", None):
+            samples = dataset.__getitems__(indices)
+        else:
+            samples = [dataset[index] for index in indices]
+        return Built(request.stop, False, [self._collate_fn(samples)])
+
+    def start_worker(self, init: Callable[[int], None] | None, worker: int) -> None:
+        """Called once in a worker process, before its first batch."""
+        self._owns_process = True
+        # Users' code expects its own dataset here. WorkerInfo is frozen, by convention.
+        object.__setattr__(get_worker_info(), "dataset", self.dataset)
+        if init is not None:
+            init(worker)
+
+
+class StreamFetcher(Fetcher):
+    """Reads through a stream's records, and builds this rank's share of the steps asked for.
+
+    Args:
+        dataset: The user's.
+        collate_fn: The user's.
+        batched: Whether samples are collected to batches.
+        seed: The loader's.
+        drop_last: Whether a short last step is left out.
+        pad: Whether every rank makes the same number of steps.
+    """
+
+    def __init__(
+        self,
+        dataset: StatefulIterableDataset[Any],
+        collate_fn: Callable[[Any], Any],
+        batched: bool,
+        seed: int,
+        drop_last: bool,
+        pad: bool,
+    ) -> None:
+        super().__init__(dataset, collate_fn, batched, seed)
+        self._drop_last = drop_last
+        self._pad = pad
+        self._records: Iterator[Any] | None = None  # open at the position _at of _epoch
+        self._epoch = 0
+        self._at = 0
+
+    def _build(self, request: Request) -> Built:
+        places = request.indices
+        assert isinstance(places, range)
+        first = request.stop - len(places) * places.step
+        shape = Shape(len(places), self._drop_last, self._pad, places.start - first, places.step)
+        try:
+            end, samples = self._read(request.epoch, first, request.stop, shape)
+        except BaseException:
+            self._records = None
+            raise
+        ended = end < request.stop
+        if not samples or (ended and self._drop_last):
+            return Built(end, ended, [])
+        return Built(end, ended, [self._collate_fn(samples if self._batched else samples[0])])
+
+    def _read(self, epoch: int, first: int, stop: int, shape: Shape) -> tuple[int, list[Any]]:
+        """Where the step ends, and this rank's samples of it."""
+        samples: list[Any] = []
+        opening: Any = None
+        records = self._seek(epoch, first)
+        for record in itertools.islice(records, stop - first):
+            if self._at == first:
+                opening = record
+            if (self._at - first) % shape.world_size == shape.rank:
+                samples += self._kept(record, self._at)
+            self._at += 1
+        end = max(first, self._at)
+        if shape.short_of(first, end):
+            samples += self._kept(opening, first)
+        if not samples and shape.pad and shape.world_size > 1:
+            samples = self._first_kept(first, end)
+        return end, samples
+
+    def _seek(self, epoch: int, first: int) -> Iterator[Any]:
+        if self._records is None or epoch != self._epoch or first < self._at:
+            self._records = iter(self.dataset.records(first))
+            self._epoch, self._at = epoch, first
+        for _ in itertools.islice(self._records, first - self._at):
+            self._at += 1
+        return self._records
+
+    def _kept(self, record: Any, position: int) -> list[Any]:
+        sample = self.dataset.sample(record, position)
+        return [] if sample is SKIP else [sample]
+
+    def _first_kept(self, first: int, end: int) -> list[Any]:
+        # Nothing is left for this rank, but there may be for others: all must make this step.
+        for position, record in zip(range(first, end), self.dataset.records(first), strict=False):
+            if samples := self._kept(record, position):
+                return samples
+        return []

@@ -1,0 +1,379 @@
+"""The loader: PyTorch's own, with a position."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+
+from seedcursor import _checks, _dataset, _keys, _rng, _world
+from seedcursor._dataset import StatefulIterableDataset
+from seedcursor._fetch import Built, Fetcher, Request, StreamFetcher
+from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrder
+from seedcursor._plan import Plan, Positioned
+from seedcursor._position import Position
+from seedcursor._sampler import StatefulBatchSampler
+
+T_co = TypeVar("T_co", covariant=True)
+
+# Global keys are derived this many at once.
+_KEYS = 128
+
+
+class StatefulDataLoader(Positioned, DataLoader[T_co]):
+    """``torch.utils.data.DataLoader`` with a position ``<epoch, cursor>``.
+
+    The order is a function of ``(seed, epoch, position)``, a sample's randomness one of
+    ``(seed, epoch, index)``, so a resume is exact to the bit for any number of workers and ranks,
+    any start method and batch size. For every dataset, python's, NumPy's and torch's global RNGs
+    are keyed once per batch by the seed, the epoch and the position of the batch's first sample;
+    the main process's own are not moved.
+
+    Args:
+        dataset: Any map-style dataset, or a `StatefulIterableDataset`.
+        batch_size: Samples per batch and rank; None for single samples.
+        shuffle: Whether each epoch has a keyed order of its own.
+        sampler: An order of the user's, keyed per epoch; a resume skips its indices.
+        batch_sampler: Batches of the user's, likewise; ranks take them in turn.
+        num_workers: Worker processes; 0 loads in the main process.
+        collate_fn: Makes a batch of a list of samples.
+        pin_memory: As PyTorch's.
+        drop_last: Whether a short last step is left out.
+        timeout: Seconds to wait for a worker's batch; 0 for ever.
+        worker_init_fn: Called in each worker with its id.
+        multiprocessing_context: A start method's name, or a context.
+        generator: Seeds the workers' own seeds; the order needs none.
+        prefetch_factor: Batches that each worker builds ahead.
+        persistent_workers: Whether workers live on from one pass to the next.
+        pin_memory_device: As PyTorch's.
+        in_order: Must be True.
+        seed: The root seed; by default the dataset's, else 0.
+        rank: This process; by default ``torch.distributed``'s, else the launcher's, else 0. Asked
+            when a pass begins.
+        world_size: How many processes; given with ``rank``.
+        pad: Whether every rank makes the same number of steps, by repeating fewer than
+            ``world_size`` samples in a short last one. False for evaluation: nothing is repeated,
+            and ranks may differ by one batch.
+        **options: What a newer PyTorch adds, passed on.
+
+    Raises:
+        TypeError: An argument is of another type, or the dataset is a foreign iterable.
+        ValueError: An argument is out of range, or arguments exclude each other.
+
+    Example:
+        >>> loader = StatefulDataLoader(range(10), batch_size=4, shuffle=True, seed=7)
+        >>> batches = [batch.tolist() for batch in loader]
+        >>> loader.set_epoch(0)
+        >>> for batch in loader:
+        ...     break
+        >>> state = loader.state_dict()
+        >>> resumed = StatefulDataLoader(range(10), batch_size=3, shuffle=True, seed=7)
+        >>> resumed.load_state_dict(state)
+        >>> sum([batch.tolist() for batch in resumed], []) == batches[1] + batches[2]
+        True
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool = True,
+        **options: Any,
+    ) -> None:
+        _check_dataset(dataset, sampler is None and batch_sampler is None)
+        if not in_order:
+            raise ValueError(
+                "in_order must be True, got False: batches that come as they are ready have no "
+                "position to resume from"
+            )
+        if batch_size is not None:
+            batch_size = _checks.integer("batch_size", batch_size, low=1)
+        batches = None
+        if isinstance(batch_sampler, StatefulBatchSampler):
+            self._plan = batch_sampler._plan
+        elif (
+            isinstance(dataset, IterableDataset) or sampler is not None or batch_sampler is not None
+        ):
+            root = _dataset.found_seed(dataset) if seed is None else _checks.seed(seed)
+            self._plan = Plan(
+                order=_foreign_order(dataset, root, sampler, batch_sampler),
+                seed=root,
+                shuffle=False,
+                batch_size=1 if batch_size is None else batch_size,
+                drop_last=bool(drop_last),
+                pad=bool(pad),
+                world=_world.check_world(rank, world_size),
+            )
+        else:
+            batches = StatefulBatchSampler(
+                dataset,
+                1 if batch_size is None else batch_size,
+                shuffle=bool(shuffle),
+                drop_last=drop_last,
+                seed=seed,
+                rank=rank,
+                world_size=world_size,
+                pad=pad,
+            )
+            self._plan = batches._plan
+            sampler, shuffle = batches.sampler, None
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=_checks.integer("num_workers", num_workers),
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **options,
+        )
+        if batches is not None and batch_size is not None:
+            # DataLoader has made a BatchSampler, which knows nothing of ranks, and locks the name.
+            self.__dict__["batch_sampler"] = batches
+        self._options = options
+        self._idle: list[_Engine] = []  # persistent workers between two passes
+
+    def __len__(self) -> int:
+        """Steps in a full epoch.
+
+        Raises:
+            TypeError: The stream, or the user's sampler, has no length.
+        """
+        return self._plan.order.count(self._plan.shape())
+
+    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+        """Plan a pass; nothing starts before its first batch is asked for."""
+        return _Pass(self)
+
+    def replay(self, *, epoch: int, cursor: int) -> T_co:
+        """Build the batch that starts at a position again: the one that gave a NaN, say.
+
+        It is built in this process, for this rank, and moves nothing.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+            cursor: Where the batch starts, as ``state_dict()`` had it before the batch.
+
+        Returns:
+            The batch, to the bit.
+
+        Raises:
+            TypeError: An argument is not an integer.
+            ValueError: An argument is out of range, or no batch starts there.
+        """
+        start = Position(
+            _checks.epoch(epoch),
+            _checks.integer("cursor", cursor, limit=_checks.LENGTH_LIMIT),
+        )
+        request = next(self._requests(start), None)
+        built = None if request is None else self._fetcher()[request]
+        if built is None or not built.batch:
+            raise ValueError(
+                f"no batch starts at epoch={start.epoch}, cursor={start.cursor}: the epoch ends "
+                f"there, or all records of that step are skipped; its length is "
+                f"{self._plan.order.length}"
+            )
+        batch: T_co = built.batch[0]
+        return batch
+
+    def _requests(self, start: Position) -> Iterator[Request]:
+        return _requests(self._plan, start)
+
+    def _fetcher(self) -> Fetcher:
+        plan, batched = self._plan, self._auto_collation
+        if isinstance(self.dataset, StatefulIterableDataset):
+            return StreamFetcher(
+                self.dataset, self.collate_fn, batched, plan.seed, plan.drop_last, plan.pad
+            )
+        return Fetcher(self.dataset, self.collate_fn, batched, plan.seed)
+
+    def _take_engine(self, start: Position) -> _Engine:
+        return self._idle.pop() if self._idle else _Engine(self, start)
+
+    def _give_back(self, engine: _Engine) -> None:
+        if self.persistent_workers and not self._idle:
+            self._idle.append(engine)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_idle": []}
+
+
+def _check_dataset(dataset: object, needs_length: bool) -> None:
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        if not isinstance(dataset, StatefulIterableDataset):
+            raise TypeError(
+                f"dataset must be map-style or a StatefulIterableDataset, got {name}, whose "
+                "__iter__ can't be told where to resume. Subclass StatefulIterableDataset: write "
+                "records(start), which yields the raw records from position start, and "
+                "sample(record, index)"
+            )
+    elif not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"dataset must have __getitem__ or be an iterable dataset, got {name}")
+    elif needs_length and not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"dataset must have __len__, got {name} without; give it one, or pass sampler="
+        )
+
+
+def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) -> Order:
+    if isinstance(dataset, IterableDataset):
+        return StreamOrder(dataset)
+    if batch_sampler is not None:
+        return BatchSamplerOrder(batch_sampler, seed)
+    return SamplerOrder(sampler, seed)
+
+
+def _requests(plan: Plan, start: Position) -> Iterator[Request]:
+    """The steps from a position on, with the keys of the global RNGs."""
+    shape = plan.shape()
+    keys: dict[int, bytes] = {}
+    for position, stop, indices in plan.order.steps(start, shape):
+        if position not in keys:
+            ahead = range(position, position + _KEYS * shape.span, shape.span)
+            made = _rng.global_keys(plan.seed, start.epoch, ahead, "batch")
+            keys = dict(zip(ahead, made, strict=True))
+        yield Request(start.epoch, position, stop, keys[position], indices)
+
+
+def _same(built: Built) -> Built:
+    return built
+
+
+class _Planned(Sampler[Request]):
+    """Hands an engine the requests of the pass that uses it."""
+
+    requests: Iterator[Request] = iter(())
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.requests
+
+
+class _Engine(DataLoader[Built]):
+    """The plain ``DataLoader`` that carries requests to workers, and what they build back."""
+
+    sampler: _Planned
+
+    def __init__(self, loader: StatefulDataLoader[Any], start: Position) -> None:
+        fetcher = loader._fetcher()
+        super().__init__(
+            fetcher,
+            batch_size=None,
+            sampler=_Planned(),
+            num_workers=loader.num_workers,
+            collate_fn=_same,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=functools.partial(_start_worker, loader.worker_init_fn),
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator or _worker_seeds(loader._plan, start),
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            pin_memory_device=loader.pin_memory_device,
+            **loader._options,
+        )
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Built]:
+        """Start a pass over these requests."""
+        self.sampler.requests = requests
+        return iter(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """The user's loader has warned already."""
+
+
+def _start_worker(init: Callable[[int], None] | None, worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    fetcher = info.dataset
+    assert isinstance(fetcher, Fetcher)
+    fetcher.start_worker(init, worker)
+
+
+def _worker_seeds(plan: Plan, start: Position) -> torch.Generator:
+    """What the workers' own seeds are drawn from, in place of the global RNG."""
+    rank, _ = plan.world or _world.current_world()
+    words = _keys.sequence(plan.seed, start.epoch, start.cursor, f"rank {rank}", "worker")
+    return torch.Generator().manual_seed(int(words.generate_state(1, np.uint64)[0]))
+
+
+class _Pass(Iterator[T_co]):
+    """One pass over a loader."""
+
+    def __init__(self, loader: StatefulDataLoader[T_co]) -> None:
+        self._engine: _Engine | None = None
+        self._results: Iterator[Built] | None = None
+        self._sound = True  # nothing has been raised: the workers may serve another pass
+        self._ended = False
+        self._empty = True
+        self._loader = loader
+        self._run = loader._plan.progress.plan()
+
+    def __next__(self) -> T_co:
+        if self._run.finished:
+            raise StopIteration
+        results = self._begin() if self._results is None else self._results
+        try:
+            self._run.check()
+            while not self._ended:
+                built = next(results)
+                self._ended = built.ended
+                if built.batch:
+                    self._empty = False
+                    self._run.deliver(built.stop)
+                    batch: T_co = built.batch[0]
+                    return batch
+        except StopIteration:
+            pass
+        except BaseException:
+            self._sound = False
+            raise
+        self._release()
+        self._run.finish(empty=self._empty)
+        raise StopIteration
+
+    def _begin(self) -> Iterator[Built]:
+        start = self._run.position if self._run.begun else self._run.begin()
+        self._engine = self._loader._take_engine(start)
+        self._results = self._engine.run(self._loader._requests(start))
+        return self._results
+
+    def _release(self) -> None:
+        engine, self._engine, self._results = self._engine, None, None
+        if engine is not None and self._sound:
+            self._loader._give_back(engine)
+
+    def __del__(self) -> None:
+        self._release()

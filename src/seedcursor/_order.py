@@ -1,0 +1,265 @@
+"""The steps of a pass: which positions each covers, and what this rank fetches.
+
+An order turns ``(epoch, cursor, shape)`` into steps, here and only here. There are four: the keyed
+one, a user's sampler, a user's batch sampler, and a stream, whose records the worker reads itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from seedcursor import _keys, _rng
+from seedcursor._permutation import BLOCK, KeyedPermutation
+from seedcursor._position import Position
+from seedcursor._sharding import Shape
+
+
+class Step(NamedTuple):
+    """One batch of one rank.
+
+    Attributes:
+        position: Of the batch's first sample.
+        stop: The cursor once the step is delivered.
+        indices: What to fetch; of a stream, the range of its positions.
+    """
+
+    position: int
+    stop: int
+    indices: Sequence[Any]
+
+
+class Order(Protocol):
+    """What a pass visits."""
+
+    @property
+    def length(self) -> int | None:
+        """Positions in an epoch; None if that is not known."""
+
+    def count(self, shape: Shape) -> int:
+        """Steps in an epoch; TypeError if that is not known."""
+
+    def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
+        """The steps from a position on."""
+
+
+class KeyedOrder:
+    """The dataset's own order, or a permutation of it keyed by ``(seed, epoch)``."""
+
+    def __init__(self, sized: Sized | int, seed: int, shuffle: bool) -> None:
+        self._sized = sized
+        self._seed = seed
+        self._shuffle = shuffle
+
+    @property
+    def length(self) -> int:
+        return self._sized if isinstance(self._sized, int) else len(self._sized)
+
+    def count(self, shape: Shape) -> int:
+        return shape.steps(self.length)
+
+    def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
+        length, size, span = self.length, shape.batch_size, shape.span
+        order: Any = range(length)
+        if self._shuffle:
+            order = KeyedPermutation(length, self._seed, start.epoch)
+        short = start.cursor + (length - start.cursor) // span * span
+        # Full steps go on with one stride, so that a rank's indices come in blocks.
+        block = max(1, BLOCK // size)
+        for first in range(start.cursor, short, block * span):
+            last = min(first + block * span, short)
+            places = order[first + shape.rank : last : shape.world_size]
+            indices = places.tolist() if self._shuffle else list(places)
+            for k in range((last - first) // span):
+                begin = first + k * span
+                own = indices[k * size : (k + 1) * size]
+                yield Step(begin + shape.rank, begin + span, own)
+        if short < length and not shape.drop_last:
+            own_places = list(shape.share(short, length))
+            if shape.short_of(short, length):
+                own_places.append(short)
+            if own_places:
+                yield Step(own_places[0], length, [int(order[place]) for place in own_places])
+
+
+class SamplerOrder:
+    """The order of a user's sampler, its randomness keyed by ``(seed, epoch)``."""
+
+    def __init__(self, sampler: Iterable[Any], seed: int) -> None:
+        self._sampler = sampler
+        self._seed = seed
+
+    @property
+    def length(self) -> int | None:
+        return len(self._sampler) if isinstance(self._sampler, Sized) else None
+
+    def count(self, shape: Shape) -> int:
+        return shape.steps(len(self._sampler))  # type: ignore[arg-type]
+
+    def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
+        check_unsharded(self._sampler, shape)
+        drawn = KeyedIterator(self._sampler, self._seed, start.epoch)
+        drawn.skip(start.cursor)
+        first = start.cursor
+        while chunk := drawn.take(shape.span):
+            stop = first + len(chunk)
+            if len(chunk) < shape.span and shape.drop_last:
+                return
+            own = [chunk[place - first] for place in shape.share(first, stop)]
+            position = first + shape.rank if own else first
+            if shape.short_of(first, stop):
+                own.append(chunk[0])
+            if own:
+                yield Step(position, stop, own)
+            first = stop
+
+
+class BatchSamplerOrder:
+    """The batches of a user's batch sampler; ranks take them in turn."""
+
+    def __init__(self, batch_sampler: Iterable[list[Any]], seed: int) -> None:
+        self._batch_sampler = batch_sampler
+        self._seed = seed
+
+    @property
+    def length(self) -> None:
+        return None
+
+    def count(self, shape: Shape) -> int:
+        return shape.steps(len(self._batch_sampler))  # type: ignore[arg-type]
+
+    def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
+        check_unsharded(self._batch_sampler, shape)
+        drawn = KeyedIterator(self._batch_sampler, self._seed, start.epoch)
+        rest = self._rest_of_batch(drawn, start.cursor)
+        first = start.cursor
+        while chunk := [*rest, *drawn.take(shape.world_size - len(rest))]:
+            rest = []
+            sizes = [len(batch) for batch in chunk]
+            stop = first + sum(sizes)
+            if shape.rank < len(chunk):
+                yield Step(first + sum(sizes[: shape.rank]), stop, list(chunk[shape.rank]))
+            elif shape.pad:
+                yield Step(first, stop, list(chunk[0]))
+            first = stop
+
+    @staticmethod
+    def _rest_of_batch(drawn: KeyedIterator, cursor: int) -> list[list[Any]]:
+        """Skip ``cursor`` positions; what is left of the batch that they end in.
+
+        They end within a batch if the state was saved with another batch size.
+        """
+        while cursor > 0 and (chunk := drawn.take(1)):
+            if cursor < len(chunk[0]):
+                return [list(chunk[0])[cursor:]]
+            cursor -= len(chunk[0])
+        return []
+
+
+class StreamOrder:
+    """A stream of records: whole steps without end, for the worker knows where the records end."""
+
+    def __init__(self, dataset: object) -> None:
+        self._dataset = dataset
+
+    @property
+    def length(self) -> int | None:
+        return len(self._dataset) if isinstance(self._dataset, Sized) else None
+
+    def count(self, shape: Shape) -> int:
+        return shape.steps(len(self._dataset))  # type: ignore[arg-type]
+
+    def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
+        for first in itertools.count(start.cursor, shape.span):
+            stop = first + shape.span
+            yield Step(first + shape.rank, stop, shape.share(first, stop))
+
+
+class KeyedIterator:
+    """A user's sampler, drawing as if nobody else drew.
+
+    While it draws, everybody's global RNGs and its own generators are set aside; afterwards its
+    states are kept for its next draw. So it moves nobody's state, and nobody moves its.
+    """
+
+    def __init__(self, sampler: Iterable[Any], seed: int, epoch: int) -> None:
+        self._sampler = sampler
+        self._iterator: Iterator[Any] | None = None
+        self._generators: list[torch.Generator] = []
+        for part in _sampler_parts(sampler):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+            generator = getattr(part, "generator", None)
+            if isinstance(generator, torch.Generator):
+                self._generators.append(generator)
+        self._key = _rng.global_key(seed, epoch, None, None, "sampler")
+        words = _keys.sequence(seed, epoch, domain="sampler.generator")
+        self._words = words.generate_state(len(self._generators), np.uint64).tolist()
+        self._globals: _rng.SavedGlobals | None = None
+        self._states: list[torch.Tensor] = []
+
+    def take(self, count: int) -> list[Any]:
+        """The next items, fewer at the end."""
+        with self._drawing() as iterator:
+            return list(itertools.islice(iterator, count))
+
+    def skip(self, count: int) -> None:
+        """Leave out items without keeping them."""
+        with self._drawing() as iterator:
+            next(itertools.islice(iterator, count, count), None)
+
+    @contextlib.contextmanager
+    def _drawing(self) -> Iterator[Iterator[Any]]:
+        with _rng.turn:
+            outside = _rng.save_globals()
+            states = [generator.get_state() for generator in self._generators]
+            try:
+                self._resume()
+                if self._iterator is None:
+                    self._iterator = iter(self._sampler)
+                yield self._iterator
+                self._states = [generator.get_state() for generator in self._generators]
+                self._globals = _rng.save_globals()
+            finally:
+                _rng.restore_globals(outside)
+                for generator, state in zip(self._generators, states, strict=True):
+                    generator.set_state(state)
+
+    def _resume(self) -> None:
+        if self._globals is None:
+            _rng.key_globals(self._key)
+            for generator, word in zip(self._generators, self._words, strict=True):
+                generator.manual_seed(word)
+            return
+        _rng.restore_globals(self._globals)
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
+
+
+def _sampler_parts(sampler: object) -> Iterator[object]:
+    seen: list[object] = []
+    while sampler is not None and not any(sampler is part for part in seen):
+        seen.append(sampler)
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def check_unsharded(sampler: object, shape: Shape) -> None:
+    """Refuse a sampler that deals to ranks by itself, where positions are dealt to ranks too.
+
+    Raises:
+        ValueError: It has several replicas, and so has the shape.
+    """
+    for part in _sampler_parts(sampler):
+        replicas = getattr(part, "num_replicas", 1)
+        if shape.world_size > 1 and isinstance(replicas, int) and replicas > 1:
+            raise ValueError(
+                f"sampler must give the order of all ranks, got a {type(part).__name__} with "
+                f"num_replicas={replicas} at world_size={shape.world_size}, which would deal the "
+                "samples to ranks twice; leave it out and use shuffle=True or False"
+            )

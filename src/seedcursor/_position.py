@@ -1,0 +1,247 @@
+"""``<epoch, cursor>``, its dict form, and the one place that moves it."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from seedcursor import _checks
+
+VERSION = 1
+
+
+@frozen
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        epoch: In ``[0, 2**32)``.
+        cursor: How many positions of the epoch were delivered, all ranks together.
+    """
+
+    epoch: int = 0
+    cursor: int = 0
+
+
+Setting = int | bool | None
+
+
+def read_state(
+    state: Mapping[str, object], expected: Mapping[str, Setting], *, strict: bool
+) -> Position:
+    """Check a saved state against what this loader expects, and return its position.
+
+    Args:
+        state: ``epoch`` and ``cursor``, and any of the keys of ``expected``.
+        expected: What this loader would save, ``length`` (None if unknown) among it.
+        strict: Whether a difference is an error, or a warning.
+
+    Raises:
+        TypeError: The state, its epoch or its cursor is of another type.
+        ValueError: A key is missing, a value is out of its range, or a setting differs.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(
+            f"state must be a mapping as state_dict() returns it, got {type(state).__name__}"
+        )
+    missing = [key for key in ("epoch", "cursor") if key not in state]
+    if missing:
+        raise ValueError(
+            f"state must have 'epoch' and 'cursor', got the keys {list(state)}; "
+            f"missing: {missing}. Load what loader.state_dict() returned"
+        )
+    position = Position(
+        _checks.epoch(state["epoch"]),
+        _checks.integer("cursor", state["cursor"], limit=_checks.LENGTH_LIMIT),
+    )
+    differences = [
+        f"{key}: saved {state[key]!r}, here {expected.get(key, 'no such setting')!r}"
+        for key in state
+        if key not in ("epoch", "cursor")
+        and not (key in expected and _same(state[key], expected[key]))
+    ]
+    if differences:
+        message = (
+            "the state was saved by a loader with other settings ("
+            + "; ".join(differences)
+            + "). Build the loader as it was built then"
+        )
+        if strict:
+            raise ValueError(message + ", or pass strict=False to resume all the same")
+        warnings.warn(message, UserWarning, stacklevel=3)
+    length = expected["length"]
+    if length is not None and position.cursor > length:
+        raise ValueError(
+            f"cursor must be at most the length {length} of this dataset, got {position.cursor}; "
+            "the state belongs to a longer one"
+        )
+    return position
+
+
+def _same(saved: object, here: Setting) -> bool:
+    if here is None or isinstance(here, bool):
+        return saved is here
+    try:
+        return not isinstance(saved, bool) and _checks.integer("setting", saved) == here
+    except (TypeError, ValueError):
+        return False
+
+
+class Progress:
+    """The position of a loader or sampler, and what each event does to it.
+
+    Only the newest pass moves the position. It is held weakly, so that an abandoned pass goes away
+    at once, with its workers.
+    """
+
+    def __init__(self) -> None:
+        self.position = Position()
+        self._loaded = False  # the position came from load() and no pass has begun there yet
+        self._unfinished = False  # the newest pass that began has not come to its end
+        self._next_epoch: int | None = None  # set_epoch() while a pass runs
+        self._loads = 0
+        self._newest: weakref.ref[Run] | None = None
+
+    def plan(self) -> Run:
+        """A new pass, which begins when its first batch is asked for."""
+        planned = self._newest_run()
+        if planned is not None and not planned.begun:
+            planned.freeze(self.position)
+        if self._unfinished:
+            self._advance()
+        run = Run(self)
+        self._newest = weakref.ref(run)
+        return run
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next pass, or the planned one, is of this epoch; a running one is not disturbed."""
+        epoch = _checks.epoch(epoch)
+        if self._running():
+            self._next_epoch = epoch
+        elif not (self._loaded and epoch == self.position.epoch):
+            self._settle(Position(epoch, 0), loaded=False)
+
+    def load(self, position: Position) -> None:
+        """Go to a saved position; a pass that runs is over."""
+        self._loads += 1
+        self._settle(position, loaded=True)
+
+    def _begin(self) -> tuple[Position, bool]:
+        resumed = self._loaded
+        self._loaded = False
+        self._unfinished = True
+        return self.position, resumed
+
+    def _advance(self) -> None:
+        """The epoch is over, and the next pass is of the epoch after it, or of the one set."""
+        following = self.position.epoch + 1
+        epoch = following if self._next_epoch is None else self._next_epoch
+        self._settle(Position(epoch, 0), loaded=False)
+
+    def _complete(self) -> None:
+        if self._next_epoch == self.position.epoch:
+            self._next_epoch = None
+        self._advance()
+
+    def _settle(self, position: Position, *, loaded: bool) -> None:
+        self.position = position
+        self._loaded = loaded
+        self._unfinished = False
+        self._next_epoch = None
+
+    def _newest_run(self) -> Run | None:
+        return None if self._newest is None else self._newest()
+
+    def _running(self) -> bool:
+        run = self._newest_run()
+        return self._unfinished and run is not None and run.begun
+
+    def __getstate__(self) -> dict[str, object]:
+        # A copy has no pass of its own: it resumes where a running one stands.
+        running = self._running()
+        return self.__dict__ | {
+            "_newest": None,
+            "_loaded": self._loaded or running,
+            "_unfinished": self._unfinished and not running,
+            "_next_epoch": None if running else self._next_epoch,
+        }
+
+
+class Run:
+    """One pass's hold on the position.
+
+    Attributes:
+        begun: Whether its first batch was asked for.
+        position: Where it began.
+        resumed: Whether it began at a loaded position.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._loads = progress._loads
+        self._frozen: Position | None = None
+        self.begun = False
+        self.finished = False
+        self.resumed = False
+        self.position = progress.position
+
+    @property
+    def planned_epoch(self) -> int:
+        """The epoch that it is of, or will be as things stand."""
+        if self.begun:
+            return self.position.epoch
+        return (self._frozen or self._progress.position).epoch
+
+    def freeze(self, position: Position) -> None:
+        """A newer pass was planned: begin here, whatever happens to the loader's position."""
+        self._frozen = position
+
+    def begin(self) -> Position:
+        """The first batch is asked for: settle where the pass begins."""
+        if self._frozen is not None:
+            self.position = self._frozen
+        else:
+            self.position, self.resumed = self._progress._begin()
+            self._loads = self._progress._loads
+        self.begun = True
+        _checks.epoch(self.position.epoch)
+        return self.position
+
+    def check(self) -> None:
+        """Refuse to go on after a state was loaded.
+
+        Raises:
+            RuntimeError: ``load_state_dict`` was called since the pass began.
+        """
+        if self._loads != self._progress._loads:
+            raise RuntimeError(
+                "this pass began before load_state_dict() moved the position; "
+                "start a new one with iter(loader)"
+            )
+
+    def deliver(self, cursor: int) -> None:
+        """A batch is handed to the loop, and ``cursor`` positions of the epoch with it."""
+        if self._leads():
+            self._progress.position = Position(self.position.epoch, cursor)
+
+    def finish(self, *, empty: bool) -> None:
+        """The pass came to its end; ``empty`` if it had no batch at all."""
+        if self.finished:
+            return
+        self.finished = True
+        if empty and self.resumed and self.position.cursor > 0:
+            warnings.warn(
+                f"the loaded position (epoch {self.position.epoch}, cursor {self.position.cursor}) "
+                "is the end of its epoch, so this pass is empty; the next one is epoch "
+                f"{self.position.epoch + 1}",
+                UserWarning,
+                stacklevel=3,
+            )
+        if self._leads():
+            self._progress._complete()
+
+    def _leads(self) -> bool:
+        return self._progress._newest_run() is self

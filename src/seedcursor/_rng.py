@@ -1,0 +1,182 @@
+"""From words to generators, and the three global RNGs keyed and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.random.bit_generator import ISpawnableSeedSequence
+from numpy.typing import DTypeLike, NDArray
+
+from seedcursor import _keys
+
+# Words that key python, NumPy and torch apart: four, four and two.
+GLOBAL_WORDS = 10
+
+
+class _ReadyWords(ISpawnableSeedSequence):
+    """A ``SeedSequence`` whose words are known already.
+
+    PCG64 asks for its four words and nothing else; whatever else is asked comes from the real
+    sequence, made then.
+    """
+
+    def __init__(self, words: NDArray[np.uint64], *key: Any) -> None:
+        self._words = words
+        self._key = key
+        self._real: np.random.SeedSequence | None = None
+
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
+        if n_words == 4 and dtype is np.uint64:
+            return self._words
+        return self.real.generate_state(n_words, dtype)  # type: ignore[arg-type]
+
+    @property
+    def real(self) -> np.random.SeedSequence:
+        if self._real is None:
+            self._real = _keys.sequence(*self._key)
+        return self._real
+
+    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
+        return self.real.spawn(n_children)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.real, name)
+
+
+def generator(seed: int, epoch: int, index: int | str, stream: str | None) -> np.random.Generator:
+    """One sample's generator, by NumPy's own ``SeedSequence``."""
+    return np.random.Generator(np.random.PCG64(_keys.sequence(seed, epoch, index, stream)))
+
+
+def ready_words(
+    seed: int, epoch: int, indices: list[int], stream: str | None
+) -> NDArray[np.uint64]:
+    """A row of PCG64's four words for each index."""
+    words = _keys.keys(seed, epoch, indices, stream)
+    return np.ascontiguousarray(words, dtype="<u4").view("<u8").astype(np.uint64, copy=False)
+
+
+def ready_generator(
+    words: NDArray[np.uint64], seed: int, epoch: int, index: int, stream: str | None
+) -> np.random.Generator:
+    """The generator of ``generator(seed, epoch, index, stream)``, from its row of words."""
+    return np.random.Generator(np.random.PCG64(_ReadyWords(words, seed, epoch, index, stream)))
+
+
+def torch_generator(seed: int, epoch: int, index: int | str, stream: str | None) -> torch.Generator:
+    """A CPU generator on a key of its own. torch's Mersenne Twister takes 32 bits of it."""
+    words = _keys.sequence(seed, epoch, index, stream, "torch").generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(words[0]))
+
+
+def python_generator(seed: int, epoch: int, index: int | str, stream: str | None) -> random.Random:
+    """A ``random.Random`` on a key of its own."""
+    words = _keys.sequence(seed, epoch, index, stream, "python").generate_state(4)
+    return random.Random(int.from_bytes(words.astype("<u4").tobytes(), "little"))
+
+
+def global_key(
+    seed: int, epoch: int, index: int | str | None, stream: str | None, domain: str
+) -> bytes:
+    """The key of the three global RNGs, as `key_globals` takes it."""
+    words = _keys.sequence(seed, epoch, index, stream, domain).generate_state(GLOBAL_WORDS)
+    return words.astype("<u4").tobytes()
+
+
+def global_keys(seed: int, epoch: int, positions: range, domain: str) -> list[bytes]:
+    """`global_key` of many positions at once."""
+    words = _keys.keys(seed, epoch, positions, domain=domain, size=GLOBAL_WORDS)
+    return [row.tobytes() for row in words.astype("<u4")]
+
+
+def key_globals(key: bytes) -> None:
+    """Seed python's, NumPy's and torch's global RNGs, each with words of its own."""
+    random.seed(int.from_bytes(key[:16], "little"))
+    np.random.seed(np.frombuffer(key, dtype="<u4", count=4, offset=16))
+    torch.default_generator.manual_seed(int.from_bytes(key[32:40], "little"))
+
+
+@frozen
+class SavedGlobals:
+    """The three global RNGs, set aside."""
+
+    python: tuple[Any, ...]
+    torch: torch.Tensor
+    numpy: np.random.BitGenerator
+    kept_gaussian: float | None
+
+
+# NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped with one of these.
+_spare: list[np.random.BitGenerator] = []
+
+
+def save_globals() -> SavedGlobals:
+    """Set the three global RNGs aside, and leave others in their place to be keyed."""
+    # The Gaussian that randn keeps back lives outside the bit generator, and a swap drops it.
+    state = np.random.get_state(legacy=False)
+    saved = SavedGlobals(
+        python=random.getstate(),
+        torch=torch.default_generator.get_state(),
+        numpy=np.random.get_bit_generator(),
+        kept_gaussian=state["gauss"] if state["has_gauss"] else None,
+    )
+    np.random.set_bit_generator(_spare.pop() if _spare else np.random.MT19937(0))
+    return saved
+
+
+def restore_globals(saved: SavedGlobals) -> None:
+    """Put the three global RNGs back to the bit."""
+    random.setstate(saved.python)
+    torch.default_generator.set_state(saved.torch)
+    _spare.append(np.random.get_bit_generator())
+    np.random.set_bit_generator(saved.numpy)
+    if saved.kept_gaussian is not None:
+        state = np.random.get_state(legacy=False)
+        np.random.set_state(state | {"has_gauss": 1, "gauss": saved.kept_gaussian})
+
+
+# Whoever keys the global RNGs of a main process takes this turn, so that threads don't interleave.
+turn = threading.RLock()
+
+
+def _new_turn() -> None:
+    global turn
+    turn = threading.RLock()
+
+
+# Another thread's turn has no owner in a forked child, and would never end there.
+os.register_at_fork(after_in_child=_new_turn)
+
+
+@contextlib.contextmanager
+def keyed_globals(key: bytes) -> Iterator[None]:
+    """The three global RNGs keyed inside, untouched outside.
+
+    Raises:
+        RuntimeError: Another thread has keyed them; waiting could deadlock.
+    """
+    mine = turn
+    if not mine.acquire(blocking=False):
+        raise RuntimeError(
+            "seeded() was called while another thread has the global RNGs keyed: they belong to "
+            "the process, so use one thread at a time, or draw from rng(index) in threads"
+        )
+    try:
+        saved = save_globals()
+        try:
+            key_globals(key)
+            yield
+        finally:
+            restore_globals(saved)
+    finally:
+        mine.release()

@@ -1,0 +1,169 @@
+"""The position for people who stay with the plain ``DataLoader``."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from typing import TypeVar
+
+from torch.utils.data import Sampler
+
+from seedcursor import _checks, _dataset, _world
+from seedcursor._order import KeyedOrder
+from seedcursor._plan import Plan, Positioned
+from seedcursor._position import Progress, Run
+from seedcursor._sharding import Shape
+
+T = TypeVar("T")
+
+_ALONE = Shape(batch_size=1, drop_last=False, pad=True, rank=0, world_size=1)
+
+
+class OrderSampler(Sampler[int]):
+    """The indices from the position on, where trainers look for a sampler with ``set_epoch``."""
+
+    def __init__(self, order: KeyedOrder, progress: Progress) -> None:
+        self._order = order
+        self._progress = progress
+
+    def __len__(self) -> int:
+        return self._order.length
+
+    def __iter__(self) -> Iterator[int]:
+        for step in self._order.steps(self._progress.position, _ALONE):
+            yield from step.indices
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the loader or batch sampler that this one belongs to."""
+        self._progress.set_epoch(epoch)
+
+
+class StatefulBatchSampler(Positioned, Sampler[list[int]]):
+    """Batches of indices with a position, for a plain ``DataLoader(batch_sampler=...)``.
+
+    A ``DataLoader`` draws from its sampler ahead of the loop, by the batches that it prefetches.
+    So what was delivered is counted where it is delivered: loop over ``sampler.track(loader)``.
+
+    Args:
+        dataset_or_length: What is sampled. Given a dataset, its epoch is set, through ``Subset``
+            and ``ConcatDataset``, before a pass starts.
+        batch_size: Samples per batch and rank, at least 1.
+        shuffle: Whether each epoch has a keyed order of its own.
+        drop_last: Whether a short last step is left out.
+        seed: The root seed; by default the dataset's, else 0.
+        rank: This process; by default ``torch.distributed``'s, else the launcher's, else 0.
+        world_size: How many processes; given with ``rank``.
+        pad: Whether every rank makes the same number of steps, by repeating fewer than
+            ``world_size`` samples in a short last one. False for evaluation: nothing is repeated,
+            and ranks may differ by one batch.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: An argument is out of range, or only one of ``rank`` and ``world_size`` given.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> sampler = StatefulBatchSampler(6, 2, seed=1)
+        >>> loader = DataLoader(range(6), batch_sampler=sampler)
+        >>> for batch in sampler.track(loader):
+        ...     break
+        >>> sampler.state_dict()["cursor"]
+        2
+    """
+
+    def __init__(
+        self,
+        dataset_or_length: Sized | int,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pad: bool = True,
+    ) -> None:
+        sized: Sized | int
+        if isinstance(dataset_or_length, Sized) and hasattr(dataset_or_length, "__getitem__"):
+            sized = dataset_or_length
+        else:
+            sized = _checks.integer(
+                "dataset_or_length", dataset_or_length, limit=_checks.LENGTH_LIMIT
+            )
+        seed = _dataset.found_seed(dataset_or_length) if seed is None else _checks.seed(seed)
+        order = KeyedOrder(sized, seed, bool(shuffle))
+        self._plan = Plan(
+            order=order,
+            seed=seed,
+            shuffle=bool(shuffle),
+            batch_size=_checks.integer("batch_size", batch_size, low=1),
+            drop_last=bool(drop_last),
+            pad=bool(pad),
+            world=_world.check_world(rank, world_size),
+        )
+        self._dataset = dataset_or_length
+        self._tracked: tuple[Run, deque[int]] | None = None
+        self.batch_size = self._plan.batch_size
+        self.drop_last = self._plan.drop_last
+        self.sampler = OrderSampler(order, self._plan.progress)
+
+    def __len__(self) -> int:
+        """Steps in a full epoch."""
+        return self._plan.order.count(self._plan.shape())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's batches from the position on; the position moves at the end alone."""
+        tracked, self._tracked = self._tracked, None
+        run = self._plan.progress.plan() if tracked is None else tracked[0]
+        # Some datasets must know before workers are forked, which is before the first batch.
+        self._hand_epoch(run.planned_epoch)
+        return self._batches(run, None if tracked is None else tracked[1])
+
+    def _batches(self, run: Run, stops: deque[int] | None) -> Iterator[list[int]]:
+        empty = True
+        start = run.begin()
+        self._hand_epoch(start.epoch)
+        for step in self._plan.steps(start):
+            run.check()
+            if stops is not None:
+                stops.append(step.stop)
+            yield step.indices
+            empty = False
+        if stops is None:
+            run.finish(empty=empty)
+
+    def _hand_epoch(self, epoch: int) -> None:
+        for part in _dataset.parts(self._dataset):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+
+    def track(self, loader: Iterable[T]) -> Iterator[T]:
+        """Go through a loader that draws from this sampler, and count what it delivers.
+
+        Args:
+            loader: A ``DataLoader`` with this sampler as its ``batch_sampler``, or a wrapper of
+                one that delivers a batch for each batch of indices, in order.
+
+        Returns:
+            The loader's batches; the position moves as each is handed over.
+
+        Raises:
+            RuntimeError: On the first batch, if the loader does not draw from this sampler; on
+                the next batch, if a state was loaded since the pass began.
+        """
+        run = self._plan.progress.plan()
+        stops: deque[int] = deque()
+        self._tracked = run, stops
+        empty = True
+        for batch in loader:
+            if not stops:
+                self._tracked = None
+                raise RuntimeError(
+                    "loader must draw from this sampler: build it with "
+                    "DataLoader(dataset, batch_sampler=sampler)"
+                )
+            run.check()
+            run.deliver(stops.popleft())
+            yield batch
+            empty = False
+        run.finish(empty=empty)
