@@ -105,7 +105,7 @@ class _Keyed:
 
     @property
     def epoch(self) -> int:
-        """The epoch that samples are drawn for: the batch's that is being built, else the one set."""
+        """The epoch that is drawn for: that of the batch being built, else the one set."""
         batch = _batch.current()
         if batch is not None:
             return batch.epoch

@@ -111,23 +111,15 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             )
         if batch_size is not None:
             batch_size = _checks.integer("batch_size", batch_size, low=1)
-        batches = None
+        batches: StatefulBatchSampler | None = None
         if isinstance(batch_sampler, StatefulBatchSampler):
+            if not seed is rank is world_size is None:
+                raise ValueError(
+                    "seed, rank and world_size belong to the StatefulBatchSampler here, got "
+                    f"seed={seed!r}, rank={rank!r}, world_size={world_size!r}; give them to it"
+                )
             self._plan = batch_sampler._plan
-        elif (
-            isinstance(dataset, IterableDataset) or sampler is not None or batch_sampler is not None
-        ):
-            root = _dataset.found_seed(dataset) if seed is None else _checks.seed(seed)
-            self._plan = Plan(
-                order=_foreign_order(dataset, root, sampler, batch_sampler),
-                seed=root,
-                shuffle=False,
-                batch_size=1 if batch_size is None else batch_size,
-                drop_last=bool(drop_last),
-                pad=bool(pad),
-                world=_world.check_world(rank, world_size),
-            )
-        else:
+        elif sampler is batch_sampler is None and not isinstance(dataset, IterableDataset):
             batches = StatefulBatchSampler(
                 dataset,
                 1 if batch_size is None else batch_size,
@@ -140,6 +132,17 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             )
             self._plan = batches._plan
             sampler, shuffle = batches.sampler, None
+        else:
+            root = _dataset.found_seed(dataset) if seed is None else _checks.seed(seed)
+            self._plan = Plan(
+                order=_foreign_order(dataset, root, sampler, batch_sampler),
+                seed=root,
+                shuffle=False,
+                batch_size=1 if batch_size is None else batch_size,
+                drop_last=bool(drop_last),
+                pad=bool(pad),
+                world=_world.check_world(rank, world_size),
+            )
         super().__init__(
             dataset,
             batch_size=batch_size,
@@ -268,7 +271,7 @@ def _requests(plan: Plan, start: Position) -> Iterator[Request]:
         yield Request(start.epoch, position, stop, keys[position], indices)
 
 
-def _same(built: Built) -> Built:
+def _same(built: Any) -> Any:
     return built
 
 
@@ -284,6 +287,7 @@ class _Planned(Sampler[Request]):
 class _Engine(DataLoader[Built]):
     """The plain ``DataLoader`` that carries requests to workers, and what they build back."""
 
+    dataset: Fetcher
     sampler: _Planned
 
     def __init__(self, loader: StatefulDataLoader[Any], start: Position) -> None:
@@ -307,6 +311,8 @@ class _Engine(DataLoader[Built]):
 
     def run(self, requests: Iterator[Request]) -> Iterator[Built]:
         """Start a pass over these requests."""
+        if self.num_workers == 0 and not self.pin_memory:
+            return map(self.dataset.__getitem__, requests)
         self.sampler.requests = requests
         return iter(self)
 

@@ -105,7 +105,10 @@ class KeyedPermutation:
 
     @functools.cached_property
     def _round_keys(self) -> NDArray[np.uint32]:
-        return self._sequence().generate_state(2 * _ROUNDS).reshape(_ROUNDS, 2) | np.uint32([1, 0])
+        words = self._sequence().generate_state(2 * _ROUNDS).astype(np.uint32)
+        words = words.reshape(_ROUNDS, 2)
+        words[:, 0] |= 1  # an even factor would lose bits
+        return words
 
     def _sequence(self) -> np.random.SeedSequence:
         return _keys.sequence(self.seed, self.epoch, domain="order")

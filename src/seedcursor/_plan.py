@@ -67,7 +67,7 @@ class Positioned:
 
     @property
     def cursor(self) -> int:
-        """How many positions of the epoch were delivered to the training loop, all ranks together."""
+        """How many positions of the epoch were delivered to the loop, all ranks together."""
         return self._plan.progress.position.cursor
 
     def set_epoch(self, epoch: int) -> None:

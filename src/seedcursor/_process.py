@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 
 _KEYS = ("python", "numpy", "torch", "accelerators")
 
@@ -68,8 +69,8 @@ def load_rng_state_dict(state: Mapping[str, Any], strict: bool = True) -> None:
     }
     _check_devices(devices, strict=strict)
     random.setstate(python)
-    if type(np.random.get_bit_generator()) is not type(numpy):
-        np.random.set_bit_generator(numpy)
+    if type(get_bit_generator()) is not type(numpy):
+        set_bit_generator(numpy)
     np.random.set_state(numpy_state)
     torch.set_rng_state(torch_state)
     for name, module in _accelerators():

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from attrs import frozen
 from numpy.random.bit_generator import ISpawnableSeedSequence
+from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from numpy.typing import DTypeLike, NDArray
 
 from seedcursor import _keys
@@ -44,7 +45,7 @@ class _ReadyWords(ISpawnableSeedSequence):
             self._real = _keys.sequence(*self._key)
         return self._real
 
-    def spawn(self, n_children: int) -> list[np.random.SeedSequence]:
+    def spawn(self, n_children: int) -> list[Any]:
         return self.real.spawn(n_children)
 
     def __getattr__(self, name: str) -> Any:
@@ -106,8 +107,7 @@ def key_globals(key: bytes) -> None:
     torch.default_generator.manual_seed(int.from_bytes(key[32:40], "little"))
 
 
-@frozen
-class SavedGlobals:
+class SavedGlobals(NamedTuple):
     """The three global RNGs, set aside."""
 
     python: tuple[Any, ...]
@@ -116,21 +116,18 @@ class SavedGlobals:
     kept_gaussian: float | None
 
 
-# NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped with one of these.
+# NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped for these.
 _spare: list[np.random.BitGenerator] = []
 
 
 def save_globals() -> SavedGlobals:
     """Set the three global RNGs aside, and leave others in their place to be keyed."""
+    bits = get_bit_generator()
     # The Gaussian that randn keeps back lives outside the bit generator, and a swap drops it.
-    state = np.random.get_state(legacy=False)
     saved = SavedGlobals(
-        python=random.getstate(),
-        torch=torch.default_generator.get_state(),
-        numpy=np.random.get_bit_generator(),
-        kept_gaussian=state["gauss"] if state["has_gauss"] else None,
+        random.getstate(), torch.default_generator.get_state(), bits, _take_kept_gaussian(bits)
     )
-    np.random.set_bit_generator(_spare.pop() if _spare else np.random.MT19937(0))
+    set_bit_generator(_spare.pop() if _spare else np.random.MT19937(0))
     return saved
 
 
@@ -138,11 +135,45 @@ def restore_globals(saved: SavedGlobals) -> None:
     """Put the three global RNGs back to the bit."""
     random.setstate(saved.python)
     torch.default_generator.set_state(saved.torch)
-    _spare.append(np.random.get_bit_generator())
-    np.random.set_bit_generator(saved.numpy)
+    _spare.append(get_bit_generator())
+    set_bit_generator(saved.numpy)
     if saved.kept_gaussian is not None:
         state = np.random.get_state(legacy=False)
         np.random.set_state(state | {"has_gauss": 1, "gauss": saved.kept_gaussian})
+
+
+# A Mersenne Twister's 624 words and its place among them, as they lie in memory.
+_TWISTER = ctypes.c_char * 2500
+
+
+def _twister(bits: np.random.BitGenerator) -> ctypes.Array[ctypes.c_char]:
+    return _TWISTER.from_address(bits.ctypes.state_address)
+
+
+def _twister_is_known() -> bool:
+    bits = np.random.MT19937(0)
+    bits.random_raw(3)
+    words = np.frombuffer(_twister(bits).raw, dtype=np.uint32)
+    state = bits.state["state"]
+    return bool((words[:624] == state["key"]).all() and words[624] == state["pos"])
+
+
+_TWISTER_IS_KNOWN = _twister_is_known()
+
+
+def _take_kept_gaussian(bits: np.random.BitGenerator) -> float | None:
+    """The Gaussian that the global RNG keeps back, if there is one; taken or not, it is gone."""
+    if type(bits) is not np.random.MT19937 or not _TWISTER_IS_KNOWN:
+        state = np.random.get_state(legacy=False)
+        return state["gauss"] if state["has_gauss"] else None
+    # get_state() takes 40 us to tell. What is kept back is returned without drawing a word.
+    twister = _twister(bits)
+    before = twister.raw
+    gaussian = np.random.standard_normal()
+    if twister.raw == before:
+        return gaussian
+    twister.raw = before
+    return None
 
 
 # Whoever keys the global RNGs of a main process takes this turn, so that threads don't interleave.
@@ -150,7 +181,7 @@ turn = threading.RLock()
 
 
 def _new_turn() -> None:
-    global turn
+    global turn  # noqa: PLW0603 - a lock can't be remade in place
     turn = threading.RLock()
 
 

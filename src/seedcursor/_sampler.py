@@ -127,7 +127,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             run.check()
             if stops is not None:
                 stops.append(step.stop)
-            yield step.indices
+            yield list(step.indices)
             empty = False
         if stops is None:
             run.finish(empty=empty)
