@@ -79,6 +79,11 @@ class Fetcher(Dataset[Built]):
                     return self._build(request)
                 finally:
                     _rng.restore_globals(saved)
+        except StopIteration as error:
+            raise RuntimeError(
+                f"the dataset or collate_fn raised StopIteration for the batch at epoch "
+                f"{request.epoch}, position {request.position}; it would have ended the epoch early"
+            ) from error
         finally:
             _batch.leave(outer)
 

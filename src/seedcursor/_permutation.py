@@ -76,10 +76,17 @@ class KeyedPermutation:
         return int(self._apply(self._one("position", k))[0])
 
     def inverse(self, index: int) -> int:
-        """The position of item ``index``: ``p.inverse(p[k]) == k``.
+        """The position of an item: ``p.inverse(p[k]) == k``.
+
+        Args:
+            index: The item, in ``range(n)``.
+
+        Returns:
+            Its position, in ``range(n)``.
 
         Raises:
-            IndexError: The index is not in ``range(n)``.
+            TypeError: The index is not an integer.
+            IndexError: It is not in ``range(n)``.
         """
         item = self._one("index", index)
         if self.n <= _DRAWN:

@@ -232,6 +232,8 @@ class Run:
         if self.finished:
             return
         self.finished = True
+        if self._leads():
+            self._progress._complete()
         if empty and self.resumed and self.position.cursor > 0:
             warnings.warn(
                 f"the loaded position (epoch {self.position.epoch}, cursor {self.position.cursor}) "
@@ -240,8 +242,6 @@ class Run:
                 UserWarning,
                 stacklevel=3,
             )
-        if self._leads():
-            self._progress._complete()
 
     def _leads(self) -> bool:
         return self._progress._newest_run() is self

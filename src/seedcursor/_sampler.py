@@ -102,6 +102,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             world=_world.check_world(rank, world_size),
         )
         self._dataset = dataset_or_length
+        # The pass that `track` has planned, until the loader draws from it.
         self._tracked: tuple[Run, deque[int]] | None = None
         self.batch_size = self._plan.batch_size
         self.drop_last = self._plan.drop_last
@@ -112,17 +113,18 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         return self._plan.order.count(self._plan.shape())
 
     def __iter__(self) -> Iterator[list[int]]:
-        """This rank's batches from the position on; the position moves at the end alone."""
-        tracked, self._tracked = self._tracked, None
-        run = self._plan.progress.plan() if tracked is None else tracked[0]
+        """This rank's batches from the position on; without `track`, only their end moves it."""
+        # A DataLoader with workers asks twice before it draws.
+        tracked = self._tracked or (self._plan.progress.plan(), None)
         # Some datasets must know before workers are forked, which is before the first batch.
-        self._hand_epoch(run.planned_epoch)
-        return self._batches(run, None if tracked is None else tracked[1])
+        self._hand_epoch(tracked[0].planned_epoch)
+        return self._batches(*tracked)
 
     def _batches(self, run: Run, stops: deque[int] | None) -> Iterator[list[int]]:
-        empty = True
+        self._tracked = None
         start = run.begin()
         self._hand_epoch(start.epoch)
+        empty = True
         for step in self._plan.steps(start):
             run.check()
             if stops is not None:
@@ -148,8 +150,8 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             The loader's batches; the position moves as each is handed over.
 
         Raises:
-            RuntimeError: On the first batch, if the loader does not draw from this sampler; on
-                the next batch, if a state was loaded since the pass began.
+            RuntimeError: The loader delivers what it did not draw from this sampler; or a state was
+                loaded since the pass began.
         """
         run = self._plan.progress.plan()
         stops: deque[int] = deque()
@@ -157,13 +159,18 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         empty = True
         for batch in loader:
             if not stops:
-                self._tracked = None
-                raise RuntimeError(
-                    "loader must draw from this sampler: build it with "
-                    "DataLoader(dataset, batch_sampler=sampler)"
-                )
+                raise _not_drawn()
             run.check()
             run.deliver(stops.popleft())
             yield batch
             empty = False
+        if not run.begun:
+            raise _not_drawn()
         run.finish(empty=empty)
+
+
+def _not_drawn() -> RuntimeError:
+    return RuntimeError(
+        "loader must deliver a batch for each that it draws from this sampler: build it with "
+        "DataLoader(dataset, batch_sampler=sampler)"
+    )
