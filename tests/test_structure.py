@@ -18,9 +18,9 @@ LAYERS = [
     {"_checks", "_sharding"},
     {"_keys", "_position", "_world"},
     {"_permutation", "_rng", "_process"},
-    {"_batch", "_order"},
+    {"_batch", "_order", "_worker"},
     {"_dataset", "_plan"},
-    {"_fetch", "_sampler"},
+    {"_fetch", "_sampler", "_wrapper"},
     {"_loader"},
     {"__init__"},
 ]
@@ -28,13 +28,17 @@ WITHOUT_TORCH = {"_checks", "_sharding", "_keys", "_position", "_permutation"}
 PUBLIC = {
     "KeyedPermutation",
     "SKIP",
+    "SeededDataset",
     "StatefulBatchSampler",
     "StatefulDataLoader",
     "StatefulDataset",
     "StatefulIterableDataset",
+    "batch_rng",
     "load_rng_state_dict",
     "rng_state_dict",
     "sample_rng",
+    "seed_worker",
+    "seeded",
 }
 
 
@@ -103,7 +107,8 @@ import sys
 import numpy, torch
 before = set(sys.modules)
 import seedcursor
-print(*{module.__spec__.origin for name, module in sys.modules.items() if name not in before})
+brought = [sys.modules[name] for name in set(sys.modules) - before]
+print(*{getattr(module, "__file__", None) for module in brought})
 """
 
 

@@ -7,11 +7,12 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 # Lower rooms know nothing of higher ones, and nothing inside imports this file:
 #   _checks  _sharding
 #   _keys  _position  _world
-#   _permutation  _rng
-#   _batch  _order
+#   _permutation  _rng  _process
+#   _batch  _order  _worker
 #   _dataset  _plan
-#   _fetch  _sampler
+#   _fetch  _sampler  _wrapper
 #   _loader
+from seedcursor._batch import batch_rng as batch_rng
 from seedcursor._dataset import SKIP as SKIP
 from seedcursor._dataset import StatefulDataset as StatefulDataset
 from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
@@ -21,3 +22,6 @@ from seedcursor._permutation import KeyedPermutation as KeyedPermutation
 from seedcursor._process import load_rng_state_dict as load_rng_state_dict
 from seedcursor._process import rng_state_dict as rng_state_dict
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
+from seedcursor._worker import seed_worker as seed_worker
+from seedcursor._wrapper import SeededDataset as SeededDataset
+from seedcursor._wrapper import seeded as seeded

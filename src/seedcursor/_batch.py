@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from seedcursor import _rng
+from seedcursor import _checks, _keys, _rng
 
 # Below this a key by itself costs less than a block.
 _FEW = 4
@@ -49,6 +49,49 @@ class Batch:
         if len(indices) < _FEW:
             return {}
         return dict(zip(indices, _rng.ready_words(seed, self.epoch, indices, stream), strict=True))
+
+
+def batch_rng(stream: str | None = None) -> np.random.Generator:
+    """A generator keyed on the batch being built, for what mixes samples: MixUp, CutMix.
+
+    Call it in a ``collate_fn``, or in ``__getitem__``, that a ``StatefulDataLoader`` runs.
+
+    Args:
+        stream: A name that separates draws for the same batch.
+
+    Returns:
+        A new generator keyed by the loader's seed, the epoch and the position of the batch's first
+        sample, so another one on each rank. Equal for equal keys, as ``StatefulDataset.rng`` is.
+
+    Raises:
+        RuntimeError: No batch is being built here.
+        TypeError: ``stream`` is not a str.
+
+    Example:
+        >>> import torch
+        >>> from seedcursor import StatefulDataLoader
+        >>> def mix_up(samples):
+        ...     batch = torch.stack(samples)
+        ...     rng = batch_rng()
+        ...     partner = torch.from_numpy(rng.permutation(len(batch)))
+        ...     share = rng.beta(0.4, 0.4)
+        ...     return share * batch + (1 - share) * batch[partner]
+        >>> loader = StatefulDataLoader(torch.eye(4), batch_size=4, collate_fn=mix_up)
+        >>> torch.equal(next(iter(loader)), loader.replay(epoch=0, cursor=0))
+        True
+
+    References:
+        H. Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
+    """
+    stream = _checks.stream(stream)
+    batch = current()
+    if batch is None:
+        raise RuntimeError(
+            "batch_rng() has no batch here: call it in collate_fn or __getitem__ while a "
+            "StatefulDataLoader builds a batch; a plain DataLoader tells nobody its position"
+        )
+    words = _keys.sequence(batch.seed, batch.epoch, batch.position, stream, "batch_rng")
+    return np.random.Generator(np.random.PCG64(words))
 
 
 _building: dict[int, Batch] = {}

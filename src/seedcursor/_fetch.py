@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, get_worker_info
 from seedcursor import _batch, _rng
 from seedcursor._dataset import SKIP, StatefulIterableDataset
 from seedcursor._sharding import Shape
+from seedcursor._worker import cap_threads
 
 
 class Request(NamedTuple):
@@ -101,6 +102,7 @@ class Fetcher(Dataset[Built]):
     def start_worker(self, init: Callable[[int], None] | None, worker: int) -> None:
         """Called once in a worker process, before its first batch."""
         self._owns_process = True
+        cap_threads()
         # Users' code expects its own dataset here. WorkerInfo is frozen, by convention.
         object.__setattr__(get_worker_info(), "dataset", self.dataset)
         if init is not None:

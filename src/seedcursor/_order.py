@@ -24,7 +24,8 @@ class Step(NamedTuple):
     """One batch of one rank.
 
     Attributes:
-        position: Of the batch's first sample.
+        position: Of the batch's first sample. A batch that only repeats another rank's has one that
+            no other batch has, so that its draws are its own.
         stop: The cursor once the step is delivered.
         indices: What to fetch; of a stream, the range of its positions.
     """
@@ -84,7 +85,8 @@ class KeyedOrder:
             if shape.short_of(short, length):
                 own_places.append(short)
             if own_places:
-                yield Step(own_places[0], length, [int(order[place]) for place in own_places])
+                own = [int(order[place]) for place in own_places]
+                yield Step(short + shape.rank, length, own)
 
 
 class SamplerOrder:
@@ -111,11 +113,10 @@ class SamplerOrder:
             if len(chunk) < shape.span and shape.drop_last:
                 return
             own = [chunk[place - first] for place in shape.share(first, stop)]
-            position = first + shape.rank if own else first
             if shape.short_of(first, stop):
                 own.append(chunk[0])
             if own:
-                yield Step(position, stop, own)
+                yield Step(first + shape.rank, stop, own)
             first = stop
 
 
@@ -145,7 +146,7 @@ class BatchSamplerOrder:
             if shape.rank < len(chunk):
                 yield Step(first + sum(sizes[: shape.rank]), stop, list(chunk[shape.rank]))
             elif shape.pad:
-                yield Step(first, stop, list(chunk[0]))
+                yield Step(stop + shape.rank, stop, list(chunk[0]))
             first = stop
 
     @staticmethod

@@ -54,6 +54,13 @@ def load_rng_state_dict(state: Mapping[str, Any], strict: bool = True) -> None:
         TypeError: The state is not a mapping.
         ValueError: Something is missing or malformed, or the accelerators differ. Then nothing has
             changed.
+
+    Example:
+        >>> state = rng_state_dict()
+        >>> with_dropout = torch.nn.functional.dropout(torch.ones(9))
+        >>> load_rng_state_dict(state)
+        >>> torch.equal(with_dropout, torch.nn.functional.dropout(torch.ones(9)))
+        True
     """
     if not isinstance(state, Mapping):
         raise TypeError(

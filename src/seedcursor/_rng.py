@@ -7,7 +7,7 @@ import ctypes
 import os
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,9 +94,11 @@ def global_key(
     return words.astype("<u4").tobytes()
 
 
-def global_keys(seed: int, epoch: int, positions: range, domain: str) -> list[bytes]:
-    """`global_key` of many positions at once."""
-    words = _keys.keys(seed, epoch, positions, domain=domain, size=GLOBAL_WORDS)
+def global_keys(seed: int, epoch: int, indices: Sequence[int | str], domain: str) -> list[bytes]:
+    """`global_key` of many indices at once."""
+    if any(isinstance(index, str) for index in indices):
+        return [global_key(seed, epoch, index, None, domain) for index in indices]
+    words = _keys.keys(seed, epoch, indices, domain=domain, size=GLOBAL_WORDS)  # type: ignore[arg-type]
     return [row.tobytes() for row in words.astype("<u4")]
 
 

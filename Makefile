@@ -1,0 +1,31 @@
+# Everything that a newcomer or CI runs. Each target makes what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.test
+	$(BIN)/pytest -n 2
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) build
+
+$(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable '.[$*]'
+	touch $@
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,152 @@
+"""Anybody's dataset, its global randomness keyed per sample."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from seedcursor import _batch, _checks, _rng
+from seedcursor._dataset import StatefulDataset, parts
+
+
+def seeded(
+    seed: int, epoch: int, index: int | str, stream: str | None = None
+) -> contextlib.AbstractContextManager[None]:
+    """Key the global RNGs inside, and leave them untouched outside.
+
+    The pure function behind ``StatefulDataset.seeded``, for use anywhere.
+
+    Args:
+        seed: The root seed, in ``[0, 2**128)``.
+        epoch: In ``[0, 2**32)``.
+        index: Which record: an int in ``[0, 2**64)`` or a record id.
+        stream: A name that separates draws for the same record.
+
+    Returns:
+        A context manager. It nests, and restores after an exception.
+
+    Raises:
+        TypeError: An argument is of another type.
+        ValueError: An argument is out of range.
+        RuntimeError: On entering, while another thread has the global RNGs keyed.
+
+    Example:
+        >>> with seeded(seed=7, epoch=2, index=5):
+        ...     first = torch.rand(2)
+        >>> with seeded(seed=7, epoch=2, index=5):
+        ...     torch.equal(first, torch.rand(2))
+        True
+    """
+    key = _rng.global_key(
+        _checks.seed(seed),
+        _checks.epoch(epoch),
+        _checks.index(index),
+        _checks.stream(stream),
+        "global",
+    )
+    return _rng.keyed_globals(key)
+
+
+class SeededDataset(StatefulDataset[Any]):
+    """Any map-style dataset, made pure: each sample runs with the global RNGs keyed by its index.
+
+    So ``dataset[index]`` depends on ``(seed, epoch, index)`` and on nothing else, whatever
+    transforms it runs, as long as they draw from ``random``, ``np.random`` or torch's global
+    generator. The dataset's attributes stay reachable.
+
+    Args:
+        base: A map-style dataset: torchvision's, a list, a Hugging Face ``datasets.Dataset``.
+            Where it fetches whole batches by ``__getitems__`` and draws nothing, that is used.
+        seed: The root seed, in ``[0, 2**128)``, the same on every rank.
+
+    Raises:
+        TypeError: ``base`` is not map-style, or ``seed`` not an integer.
+        ValueError: ``seed`` is out of range.
+
+    Example:
+        >>> class Augmented:
+        ...     def __len__(self):
+        ...         return 3
+        ...     def __getitem__(self, index):
+        ...         return index + random.random()
+        >>> dataset = SeededDataset(Augmented(), seed=1)
+        >>> dataset[2] == dataset[2], dataset[1] - 1 == dataset[2] - 2
+        (True, False)
+    """
+
+    def __init__(self, base: Any, seed: int = 0) -> None:
+        if isinstance(base, IterableDataset) or not hasattr(base, "__getitem__"):
+            raise TypeError(
+                f"base must be a map-style dataset, with __getitem__ and __len__, got "
+                f"{type(base).__name__}; for a stream, subclass StatefulIterableDataset"
+            )
+        super().__init__(seed=seed)
+        self.base = base
+        self._draws = False  # it was seen to move a global RNG
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not while an unpickled object is still empty.
+        if name.startswith("__") or "base" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        return getattr(self.base, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, of the base too if it has one.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+
+        Raises:
+            TypeError: Not an integer.
+            ValueError: Out of range.
+        """
+        super().set_epoch(epoch)
+        for part in parts(self.base):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
+        # While a batch is built, and in a worker, whoever keyed the globals last puts them back.
+        if _batch.current() is not None or get_worker_info() is not None:
+            return self._fetch(indices)
+        with _rng.turn:
+            saved = _rng.save_globals()
+            try:
+                return self._fetch(indices)
+            finally:
+                _rng.restore_globals(saved)
+
+    def _fetch(self, indices: Sequence[Any]) -> list[Any]:
+        checked = [_checks.index(index) for index in indices]
+        keys = _rng.global_keys(_checks.seed(self.seed), self.epoch, checked, "global")
+        if len(indices) > 1 and not self._draws and hasattr(self.base, "__getitems__"):
+            _rng.key_globals(keys[0])
+            untouched = _probe()
+            _rng.key_globals(keys[0])
+            samples = self.base.__getitems__(list(indices))
+            if _probe() == untouched:
+                return list(samples)
+            # One key can't serve a whole batch: fetch again, each sample by its own.
+            self._draws = True
+        return [self._sample(index, key) for index, key in zip(indices, keys, strict=True)]
+
+    def _sample(self, index: Any, key: bytes) -> Any:
+        _rng.key_globals(key)
+        return self.base[index]
+
+
+def _probe() -> tuple[float, float, float]:
+    """A draw from each global RNG: the same again only if nothing was drawn in between."""
+    return random.random(), np.random.random_sample(), float(torch.rand((), dtype=torch.float64))
