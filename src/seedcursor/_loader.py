@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,13 @@ from seedcursor._position import Position
 from seedcursor._sampler import StatefulBatchSampler
 
 T_co = TypeVar("T_co", covariant=True)
+
+
+class Indexed(Protocol[T_co]):
+    """A map-style dataset, ``torch``'s or not; to a type checker a stream looks like one too."""
+
+    def __getitem__(self, index: Any, /) -> T_co: ...
+
 
 # Global keys are derived this many at once.
 _KEYS = 128
@@ -79,7 +86,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Indexed[T_co],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
@@ -121,7 +128,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             self._plan = batch_sampler._plan
         elif sampler is batch_sampler is None and not isinstance(dataset, IterableDataset):
             batches = StatefulBatchSampler(
-                dataset,
+                dataset,  # type: ignore[arg-type]  # _check_dataset saw its length
                 1 if batch_size is None else batch_size,
                 shuffle=bool(shuffle),
                 drop_last=drop_last,
@@ -144,7 +151,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
                 world=_world.check_world(rank, world_size),
             )
         super().__init__(
-            dataset,
+            dataset,  # type: ignore[arg-type]  # PyTorch's fetches from anything indexed too
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
@@ -176,11 +183,11 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         """
         return self._plan.order.count(self._plan.shape())
 
-    def __iter__(self) -> Iterator[T_co]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Plan a pass; nothing starts before its first batch is asked for."""
         return _Pass(self)
 
-    def replay(self, *, epoch: int, cursor: int) -> T_co:
+    def replay(self, *, epoch: int, cursor: int) -> Any:
         """Build the batch that starts at a position again: the one that gave a NaN, say.
 
         It is built in this process, for this rank, and moves nothing.
@@ -208,8 +215,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
                 f"there, or all records of that step are skipped; its length is "
                 f"{self._plan.order.length}"
             )
-        batch: T_co = built.batch[0]
-        return batch
+        return built.batch[0]
 
     def _requests(self, start: Position) -> Iterator[Request]:
         return _requests(self._plan, start)
@@ -335,10 +341,10 @@ def _worker_seeds(plan: Plan, start: Position) -> torch.Generator:
     return torch.Generator().manual_seed(int(words.generate_state(1, np.uint64)[0]))
 
 
-class _Pass(Iterator[T_co]):
+class _Pass(Iterator[Any]):
     """One pass over a loader."""
 
-    def __init__(self, loader: StatefulDataLoader[T_co]) -> None:
+    def __init__(self, loader: StatefulDataLoader[Any]) -> None:
         self._engine: _Engine | None = None
         self._results: Iterator[Built] | None = None
         self._sound = True  # nothing has been raised: the workers may serve another pass
@@ -347,7 +353,7 @@ class _Pass(Iterator[T_co]):
         self._loader = loader
         self._run = loader._plan.progress.plan()
 
-    def __next__(self) -> T_co:
+    def __next__(self) -> Any:
         if self._run.finished:
             raise StopIteration
         results = self._begin() if self._results is None else self._results
@@ -359,8 +365,7 @@ class _Pass(Iterator[T_co]):
                 if built.batch:
                     self._empty = False
                     self._run.deliver(built.stop)
-                    batch: T_co = built.batch[0]
-                    return batch
+                    return built.batch[0]
         except StopIteration:
             pass
         except BaseException:
