@@ -201,7 +201,9 @@ def test_a_loaded_position_is_used_once(workers):
 def test_a_loaded_end_of_an_epoch_is_an_empty_pass_with_a_warning(workers, kind):
     loader = load(workers, kind)
     loader.load_state_dict({"epoch": 4, "cursor": N})
-    with pytest.warns(UserWarning, match=r"epoch 4, cursor 20.*empty.*epoch 5") as warned:
+    with pytest.warns(
+        UserWarning, match=r"epoch 4 at the loaded cursor 20, .*empty.*epoch 5"
+    ) as warned:
         assert list(loader) == []
     assert len(warned) == 1
     assert at(loader) == (5, 0)

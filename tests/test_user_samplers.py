@@ -180,3 +180,26 @@ def test_an_endless_sampler_has_no_length():
     assert [len(next(batches)) for _ in range(20)] == [4] * 20
     assert loader.cursor == 80
     assert loader.state_dict()["length"] is None
+
+
+class Broken(Sampler):
+    """Fails midway."""
+
+    def __iter__(self):
+        yield from range(26)
+        raise OSError("the list of files is gone")
+
+    def __len__(self):
+        return N
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_that_fails_does_not_end_the_epoch(workers):
+    loader = StatefulDataLoader(Keyed(N), 4, sampler=Broken(), num_workers=workers, collate_fn=list)
+    batches = iter(loader)
+    with pytest.raises(OSError, match="list of files is gone"):
+        list(batches)
+    assert loader.cursor in ((24,) if workers == 0 else (4, 8, 12))
+    with pytest.raises(RuntimeError, match="can't go on, for its sampler has failed"):
+        list(batches)
+    assert (loader.epoch, loader.cursor) == (0, 24)

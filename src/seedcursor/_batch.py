@@ -95,7 +95,8 @@ def batch_rng(stream: str | None = None) -> np.random.Generator:
 
 
 _building: dict[int, Batch] = {}
-os.register_at_fork(after_in_child=_building.clear)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_building.clear)
 
 
 def current() -> Batch | None:

@@ -117,7 +117,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
                 "position to resume from"
             )
         if batch_size is not None:
-            batch_size = _checks.integer("batch_size", batch_size, low=1)
+            batch_size = _checks.integer("batch_size", batch_size, low=1, limit=2**31)
         batches: StatefulBatchSampler | None = None
         if isinstance(batch_sampler, StatefulBatchSampler):
             if not seed is rank is world_size is None:
@@ -207,7 +207,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             _checks.epoch(epoch),
             _checks.integer("cursor", cursor, limit=_checks.LENGTH_LIMIT),
         )
-        request = next(self._requests(start), None)
+        request = next(_Requests(self._plan, start), None)
         built = None if request is None else self._fetcher()[request]
         if built is None or not built.batch:
             raise ValueError(
@@ -216,9 +216,6 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
                 f"{self._plan.order.length}"
             )
         return built.batch[0]
-
-    def _requests(self, start: Position) -> Iterator[Request]:
-        return _requests(self._plan, start)
 
     def _fetcher(self) -> Fetcher:
         plan, batched = self._plan, self._auto_collation
@@ -265,16 +262,41 @@ def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) ->
     return SamplerOrder(sampler, seed)
 
 
-def _requests(plan: Plan, start: Position) -> Iterator[Request]:
-    """The steps from a position on, with the keys of the global RNGs."""
-    shape = plan.shape()
-    keys: dict[int, bytes] = {}
-    for position, stop, indices in plan.order.steps(start, shape):
-        if position not in keys:
-            ahead = range(position, position + _KEYS * shape.span, shape.span)
-            made = _rng.global_keys(plan.seed, start.epoch, ahead, "batch")
-            keys = dict(zip(ahead, made, strict=True))
-        yield Request(start.epoch, position, stop, keys[position], indices)
+class _Requests(Iterator[Request]):
+    """The steps from a position on, with the keys of the global RNGs.
+
+    Attributes:
+        exhausted: Whether they came to their end, and were not cut short by an error.
+    """
+
+    def __init__(self, plan: Plan, start: Position) -> None:
+        self.exhausted = False
+        self._failed = False
+        self._plan = plan
+        self._epoch = start.epoch
+        shape = plan.shape()
+        self._span = shape.span
+        self._steps = plan.order.steps(start, shape)
+        self._keys: dict[int, bytes] = {}
+
+    def __next__(self) -> Request:
+        try:
+            step = next(self._steps, None)
+        except BaseException:
+            self._failed = True
+            raise
+        if step is None:
+            self.exhausted = not self._failed
+            raise StopIteration
+        position, stop, indices = step
+        if position not in self._keys:
+            self._derive(position)
+        return Request(self._epoch, position, stop, self._keys[position], indices)
+
+    def _derive(self, position: int) -> None:
+        ahead = range(position, position + _KEYS * self._span, self._span)
+        keys = _rng.global_keys(self._plan.seed, self._epoch, ahead, "batch")
+        self._keys = dict(zip(ahead, keys, strict=True))
 
 
 def _same(built: Any) -> Any:
@@ -284,7 +306,7 @@ def _same(built: Any) -> Any:
 class _Planned(Sampler[Request]):
     """Hands an engine the requests of the pass that uses it."""
 
-    requests: Iterator[Request] = iter(())
+    requests: Iterator[Request]
 
     def __iter__(self) -> Iterator[Request]:
         return self.requests
@@ -346,6 +368,7 @@ class _Pass(Iterator[Any]):
 
     def __init__(self, loader: StatefulDataLoader[Any]) -> None:
         self._engine: _Engine | None = None
+        self._requests: _Requests | None = None
         self._results: Iterator[Built] | None = None
         self._sound = True  # nothing has been raised: the workers may serve another pass
         self._ended = False
@@ -356,18 +379,23 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._run.finished:
             raise StopIteration
-        results = self._begin() if self._results is None else self._results
+        requests, results = self._begin()
         try:
             self._run.check()
             while not self._ended:
-                built = next(results)
+                built = next(results, None)
+                if built is None:
+                    break
                 self._ended = built.ended
                 if built.batch:
                     self._empty = False
                     self._run.deliver(built.stop)
                     return built.batch[0]
-        except StopIteration:
-            pass
+            if not (self._ended or requests.exhausted):
+                raise RuntimeError(
+                    "this pass can't go on, for its sampler has failed; load the state that was "
+                    "saved, or start a new pass"
+                )
         except BaseException:
             self._sound = False
             raise
@@ -375,11 +403,13 @@ class _Pass(Iterator[Any]):
         self._run.finish(empty=self._empty)
         raise StopIteration
 
-    def _begin(self) -> Iterator[Built]:
-        start = self._run.position if self._run.begun else self._run.begin()
-        self._engine = self._loader._take_engine(start)
-        self._results = self._engine.run(self._loader._requests(start))
-        return self._results
+    def _begin(self) -> tuple[_Requests, Iterator[Built]]:
+        if self._requests is None or self._results is None:
+            start = self._run.position if self._run.begun else self._run.begin()
+            self._engine = self._loader._take_engine(start)
+            self._requests = _Requests(self._loader._plan, start)
+            self._results = self._engine.run(self._requests)
+        return self._requests, self._results
 
     def _release(self) -> None:
         engine, self._engine, self._results = self._engine, None, None

@@ -236,8 +236,8 @@ class Run:
             self._progress._complete()
         if empty and self.resumed and self.position.cursor > 0:
             warnings.warn(
-                f"the loaded position (epoch {self.position.epoch}, cursor {self.position.cursor}) "
-                "is the end of its epoch, so this pass is empty; the next one is epoch "
+                f"nothing is left of epoch {self.position.epoch} at the loaded cursor "
+                f"{self.position.cursor}, so this pass is empty; the next is epoch "
                 f"{self.position.epoch + 1}",
                 UserWarning,
                 stacklevel=3,

@@ -188,7 +188,8 @@ def _new_turn() -> None:
 
 
 # Another thread's turn has no owner in a forked child, and would never end there.
-os.register_at_fork(after_in_child=_new_turn)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_turn)
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             order=order,
             seed=seed,
             shuffle=bool(shuffle),
-            batch_size=_checks.integer("batch_size", batch_size, low=1),
+            batch_size=_checks.integer("batch_size", batch_size, low=1, limit=2**31),
             drop_last=bool(drop_last),
             pad=bool(pad),
             world=_world.check_world(rank, world_size),
