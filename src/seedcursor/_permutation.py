@@ -71,9 +71,11 @@ class KeyedPermutation:
     def __getitem__(self, k: int | slice) -> int | NDArray[np.int64]:
         """``p[k]`` is the item at position ``k``; ``p[a:b:step]`` an ``int64`` array of them."""
         if isinstance(k, slice):
+            # Not np.arange(start, stop, step), which counts in floating point.
             places = range(*k.indices(self.n))
-            return self._apply(np.arange(places.start, places.stop, places.step, dtype=np.int64))
-        return int(self._apply(self._one("position", k))[0])
+            count = np.arange(len(places), dtype=np.int64)
+            return self._apply(places.start + places.step * count)
+        return int(self._apply(self._one("position", k, -self.n))[0])
 
     def inverse(self, index: int) -> int:
         """The position of an item: ``p.inverse(p[k]) == k``.
@@ -88,15 +90,15 @@ class KeyedPermutation:
             TypeError: The index is not an integer.
             IndexError: It is not in ``range(n)``.
         """
-        item = self._one("index", index)
+        item = self._one("index", index, 0)
         if self.n <= _DRAWN:
             return int(np.flatnonzero(self._drawn == item)[0])
         return int(self._walk(item, range(_ROUNDS)[::-1])[0])
 
-    def _one(self, name: str, value: int) -> NDArray[np.int64]:
-        number = _checks.integer(name, value, low=-_checks.LENGTH_LIMIT)
-        if not -self.n <= number < self.n:
-            raise IndexError(f"{name} must be in [{-self.n}, {self.n}), got {number}")
+    def _one(self, name: str, value: int, low: int) -> NDArray[np.int64]:
+        number = _checks.integer(name, value, low=None)
+        if not low <= number < self.n:
+            raise IndexError(f"{name} must be in [{low}, {self.n}), got {_checks.shown(number)}")
         return np.array([number % self.n], dtype=np.int64)
 
     def _apply(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -58,7 +58,8 @@ def read_state(
         _checks.integer("cursor", state["cursor"], limit=_checks.LENGTH_LIMIT),
     )
     differences = [
-        f"{key}: saved {state[key]!r}, here {expected.get(key, 'no such setting')!r}"
+        f"{key}: saved {_checks.shown(state[key])}, "
+        f"here {_checks.shown(expected.get(key, 'no such setting'))}"
         for key in state
         if key not in ("epoch", "cursor")
         and not (key in expected and _same(state[key], expected[key]))

@@ -32,10 +32,9 @@ def rng_state_dict() -> dict[str, Any]:
         >>> torch.equal(before, torch.rand(2))
         True
     """
-    numpy = np.random.get_state(legacy=False)
     return {
         "python": random.getstate(),
-        "numpy": numpy | {"state": {k: _to_torch(v) for k, v in numpy["state"].items()}},
+        "numpy": _to_torch(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         "accelerators": {name: _device_states(module) for name, module in _accelerators()},
     }
@@ -69,43 +68,77 @@ def load_rng_state_dict(state: Mapping[str, Any], strict: bool = True) -> None:
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise ValueError(f"state must have {list(_KEYS)}, missing: {missing}")
-    python, (numpy, numpy_state), torch_state = _checked(state)
-    devices = {
-        name: [tensor.cpu() for tensor in tensors]
-        for name, tensors in state["accelerators"].items()
-    }
+    try:
+        python = _tried_python(state["python"])
+        numpy, bits = _tried_numpy(state["numpy"])
+        cpu = _tried_torch(state["torch"])
+        devices = _tried_devices(state["accelerators"])
+    except Exception as error:
+        raise ValueError(
+            f"state must be what rng_state_dict() returned, and can't be restored: {error}"
+        ) from error
     _check_devices(devices, strict=strict)
     random.setstate(python)
-    if type(get_bit_generator()) is not type(numpy):
-        set_bit_generator(numpy)
-    np.random.set_state(numpy_state)
-    torch.set_rng_state(torch_state)
+    if type(get_bit_generator()) is not type(bits):
+        set_bit_generator(bits)
+    np.random.set_state(numpy)
+    torch.set_rng_state(cpu)
     for name, module in _accelerators():
-        for device, tensor in enumerate(devices.get(name, [])[: len(_device_states(module))]):
+        here = len(_device_states(module))
+        for device, tensor in enumerate(devices.get(name, [])[:here]):
             module.set_rng_state(tensor, *_argument(module, device))
 
 
-def _checked(
-    state: Mapping[str, Any],
-) -> tuple[tuple[Any, ...], tuple[np.random.BitGenerator, dict[str, Any]], torch.Tensor]:
-    """The three states, each tried on a generator that nobody uses."""
-    try:
-        version, words, gauss = state["python"]
-        python = (version, tuple(words), gauss)
-        random.Random().setstate(python)
-        numpy = dict(state["numpy"])
-        bits: np.random.BitGenerator = getattr(np.random, numpy["bit_generator"])()
-        numpy["state"] = {
-            key: _to_numpy(value, bits.state["state"][key]) for key, value in numpy["state"].items()
-        }
-        np.random.RandomState(bits).set_state(numpy)
-        torch_state = state["torch"].cpu()
-        torch.Generator().set_state(torch_state)
-    except Exception as error:
-        raise ValueError(
-            f"state must be what rng_state_dict() returned; it can't be restored: {error}"
-        ) from error
-    return python, (bits, numpy), torch_state
+# Each state is tried on a generator that nobody uses, and must come back as it was put in.
+
+
+def _tried_python(state: Any) -> tuple[Any, ...]:
+    version, words, gauss = state
+    python = (version, tuple(words), gauss)
+    _expect(gauss is None or isinstance(gauss, float), "python's kept Gaussian is no number")
+    trial = random.Random()
+    trial.setstate(python)
+    _expect(trial.getstate() == python, "python's is malformed")
+    return python
+
+
+def _tried_numpy(state: Any) -> tuple[dict[str, Any], np.random.BitGenerator]:
+    kind = getattr(np.random, state["bit_generator"])
+    known = isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)
+    _expect(known, "NumPy's has no such bit generator")
+    bits = kind(0)
+    trial = np.random.RandomState(bits)
+    numpy = _to_numpy(state, trial.get_state(legacy=False))
+    # These two are places in an array, which NumPy reads without looking.
+    _expect(0 <= numpy["state"].get("pos", 0) <= 624, "NumPy's pos is out of range")
+    _expect(0 <= numpy.get("buffer_pos", 0) <= 4, "NumPy's buffer_pos is out of range")
+    trial.set_state(numpy)
+    _expect(_equal(trial.get_state(legacy=False), numpy), "NumPy's is malformed")
+    return numpy, bits
+
+
+def _tried_torch(state: torch.Tensor) -> torch.Tensor:
+    cpu = state.cpu()
+    trial = torch.Generator()
+    trial.set_state(cpu)
+    _expect(torch.equal(trial.get_state(), cpu), "torch's is malformed")
+    return cpu
+
+
+def _tried_devices(state: Any) -> dict[str, list[torch.Tensor]]:
+    devices = {name: [tensor.cpu() for tensor in tensors] for name, tensors in state.items()}
+    modules = dict(_accelerators())
+    for name, tensors in devices.items():
+        shapes = [s.shape for s in _device_states(modules[name])] if name in modules else []
+        for k, tensor in enumerate(tensors):
+            _expect(tensor.dtype == torch.uint8, f"{name}'s is not of bytes")
+            _expect(k >= len(shapes) or tensor.shape == shapes[k], f"{name}'s has another size")
+    return devices
+
+
+def _expect(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise ValueError(otherwise)
 
 
 def _check_devices(devices: Mapping[str, list[torch.Tensor]], *, strict: bool) -> None:
@@ -137,8 +170,31 @@ def _argument(module: ModuleType, device: int) -> tuple[int, ...]:
 
 
 def _to_torch(value: Any) -> Any:
-    return torch.from_numpy(value.astype(np.int64)) if isinstance(value, np.ndarray) else value
+    """NumPy's state with tensors for arrays, for torch.load takes no arrays."""
+    if isinstance(value, dict):
+        return {key: _to_torch(item) for key, item in value.items()}
+    # torch has signed words only, of the same bits.
+    return torch.from_numpy(value.view(f"i{value.itemsize}").copy()) if _is_array(value) else value
 
 
 def _to_numpy(value: Any, like: Any) -> Any:
-    return value.cpu().numpy().astype(like.dtype) if isinstance(like, np.ndarray) else value
+    """A saved state in the form of another."""
+    if isinstance(like, dict):
+        _expect(set(value) == set(like), "NumPy's has other parts")
+        return {key: _to_numpy(value[key], like[key]) for key in like}
+    if _is_array(like):
+        array = value.cpu().numpy()
+        _expect(array.dtype.kind == "i" and array.shape == like.shape, "NumPy's has other words")
+        return array.view(like.dtype)
+    _expect(type(value) is type(like), "NumPy's has other values")
+    return value
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):
+        return all(_equal(one[key], other[key]) for key in one)
+    return bool(np.array_equal(one, other))
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)

@@ -25,18 +25,19 @@ GLOBAL_WORDS = 10
 class _ReadyWords(ISpawnableSeedSequence):
     """A ``SeedSequence`` whose words are known already.
 
-    PCG64 asks for its four words and nothing else; whatever else is asked comes from the real
-    sequence, made then.
+    PCG64 asks for its four words, once; whatever else is asked comes from the real sequence, made
+    then.
     """
 
     def __init__(self, words: NDArray[np.uint64], *key: Any) -> None:
-        self._words = words
+        self._words: NDArray[np.uint64] | None = words
         self._key = key
         self._real: np.random.SeedSequence | None = None
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
-        if n_words == 4 and dtype is np.uint64:
-            return self._words
+        words, self._words = self._words, None
+        if words is not None and n_words == 4 and dtype is np.uint64:
+            return words
         return self.real.generate_state(n_words, dtype)  # type: ignore[arg-type]
 
     @property
@@ -104,13 +105,21 @@ def global_keys(seed: int, epoch: int, indices: Sequence[int | str], domain: str
 
 def key_globals(key: bytes) -> None:
     """Seed python's, NumPy's and torch's global RNGs, each with words of its own."""
+    if type(get_bit_generator()) is not np.random.MT19937:
+        set_bit_generator(np.random.MT19937(0))  # the user's own can't be seeded
     random.seed(int.from_bytes(key[:16], "little"))
     np.random.seed(np.frombuffer(key, dtype="<u4", count=4, offset=16))
     torch.default_generator.manual_seed(int.from_bytes(key[32:40], "little"))
 
 
-class SavedGlobals(NamedTuple):
-    """The three global RNGs, set aside."""
+def own_globals(key: bytes) -> None:
+    """As `key_globals`, with a bit generator for NumPy that nobody else will be given."""
+    set_bit_generator(np.random.MT19937(0))
+    key_globals(key)
+
+
+class Globals(NamedTuple):
+    """The three global RNGs, as they were."""
 
     python: tuple[Any, ...]
     torch: torch.Tensor
@@ -118,30 +127,47 @@ class SavedGlobals(NamedTuple):
     kept_gaussian: float | None
 
 
-# NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped for these.
-_spare: list[np.random.BitGenerator] = []
-
-
-def save_globals() -> SavedGlobals:
-    """Set the three global RNGs aside, and leave others in their place to be keyed."""
+def take_globals() -> Globals:
+    """The three global RNGs. NumPy's must be put back, or another one in its place."""
     bits = get_bit_generator()
     # The Gaussian that randn keeps back lives outside the bit generator, and a swap drops it.
-    saved = SavedGlobals(
-        random.getstate(), torch.default_generator.get_state(), bits, _take_kept_gaussian(bits)
-    )
-    set_bit_generator(_spare.pop() if _spare else np.random.MT19937(0))
+    kept = _take_kept_gaussian(bits)
+    return Globals(random.getstate(), torch.default_generator.get_state(), bits, kept)
+
+
+def put_globals(taken: Globals) -> None:
+    """Let the three global RNGs be what they were, to the bit."""
+    random.setstate(taken.python)
+    torch.default_generator.set_state(taken.torch)
+    set_bit_generator(taken.numpy)
+    if taken.kept_gaussian is not None:
+        state = np.random.get_state(legacy=False)
+        np.random.set_state(state | {"has_gauss": 1, "gauss": taken.kept_gaussian})
+
+
+# NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped for these.
+_spare: list[np.random.MT19937] = []
+
+
+class Saved(NamedTuple):
+    """The three global RNGs, set aside, and what NumPy has meanwhile."""
+
+    taken: Globals
+    spare: np.random.MT19937
+
+
+def save_globals() -> Saved:
+    """Set the three global RNGs aside, and leave others in their place to be keyed."""
+    spare = _spare.pop() if _spare else np.random.MT19937(0)
+    saved = Saved(take_globals(), spare)
+    set_bit_generator(spare)
     return saved
 
 
-def restore_globals(saved: SavedGlobals) -> None:
-    """Put the three global RNGs back to the bit."""
-    random.setstate(saved.python)
-    torch.default_generator.set_state(saved.torch)
-    _spare.append(get_bit_generator())
-    set_bit_generator(saved.numpy)
-    if saved.kept_gaussian is not None:
-        state = np.random.get_state(legacy=False)
-        np.random.set_state(state | {"has_gauss": 1, "gauss": saved.kept_gaussian})
+def restore_globals(saved: Saved) -> None:
+    """Put the three global RNGs back."""
+    put_globals(saved.taken)
+    _spare.append(saved.spare)
 
 
 # A Mersenne Twister's 624 words and its place among them, as they lie in memory.
