@@ -19,8 +19,10 @@ LAYERS = [
     {"_keys", "_position", "_world"},
     {"_permutation", "_rng", "_process"},
     {"_batch", "_order", "_worker"},
-    {"_dataset", "_plan"},
-    {"_fetch", "_sampler", "_wrapper"},
+    {"_keyed", "_plan"},
+    {"_dataset", "_sampler"},
+    {"_fetch", "_wrapper"},
+    {"_pass"},
     {"_loader"},
     {"__init__"},
 ]

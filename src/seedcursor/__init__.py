@@ -9,8 +9,10 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _keys  _position  _world
 #   _permutation  _rng  _process
 #   _batch  _order  _worker
-#   _dataset  _plan
-#   _fetch  _sampler  _wrapper
+#   _keyed  _plan
+#   _dataset  _sampler
+#   _fetch  _wrapper
+#   _pass
 #   _loader
 from seedcursor._batch import batch_rng as batch_rng
 from seedcursor._dataset import SKIP as SKIP

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
+from threading import get_ident
 
 import numpy as np
+from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from seedcursor import _checks, _keys, _rng
@@ -34,18 +35,24 @@ class Batch:
         self.indices = indices
         self._rows: dict[tuple[int, str | None], dict[int, NDArray[np.uint64]]] = {}
 
-    def generator(self, seed: int, index: int | str, stream: str | None) -> np.random.Generator:
-        """A sample's generator. The first call derives the keys of the whole batch."""
+    def ready_generator(
+        self, seed: int, index: int, stream: str | None
+    ) -> np.random.Generator | None:
+        """A sample's generator, if it is one of the batch's.
+
+        The first call derives the keys of the whole batch, so a batch that draws nothing pays
+        nothing.
+        """
         rows = self._rows.get((seed, stream))
         if rows is None:
-            rows = self._rows[seed, stream] = self._derive(seed, stream)
-        words = rows.get(index)  # type: ignore[arg-type]
+            rows = self._rows[seed, stream] = self._derive(_checks.seed(seed), stream)
+        words = rows.get(index)
         if words is None:
-            return _rng.generator(seed, self.epoch, index, stream)
-        return _rng.ready_generator(words, seed, self.epoch, index, stream)  # type: ignore[arg-type]
+            return None
+        return Generator(PCG64(_rng.ReadyWords(words, (seed, self.epoch, index, stream))))
 
     def _derive(self, seed: int, stream: str | None) -> dict[int, NDArray[np.uint64]]:
-        indices = [k for k in self.indices if type(k) is int and 0 <= k < 2**64]
+        indices = [k for k in self.indices if type(k) is int and 0 <= k < _checks.INDEX_LIMIT]
         if len(indices) < _FEW:
             return {}
         return dict(zip(indices, _rng.ready_words(seed, self.epoch, indices, stream), strict=True))
@@ -108,10 +115,8 @@ def current() -> Batch | None:
     Raises:
         RuntimeError: Several threads build batches, and this thread is none of them.
     """
-    if not _building:
-        return None
-    batch = _building.get(threading.get_ident())
-    if batch is not None:
+    batch = _building.get(get_ident())
+    if batch is not None or not _building:
         return batch
     batches = list(_building.values())
     if len({other.epoch for other in batches}) > 1:
@@ -124,7 +129,7 @@ def current() -> Batch | None:
 
 def enter(batch: Batch) -> Batch | None:
     """Make it this thread's batch; returns the one it was inside, for `leave`."""
-    thread = threading.get_ident()
+    thread = get_ident()
     outer = _building.get(thread)
     _building[thread] = batch
     return outer
@@ -133,6 +138,6 @@ def enter(batch: Batch) -> Batch | None:
 def leave(outer: Batch | None) -> None:
     """The batch is built."""
     if outer is None:
-        del _building[threading.get_ident()]
+        del _building[get_ident()]
     else:
-        _building[threading.get_ident()] = outer
+        _building[get_ident()] = outer

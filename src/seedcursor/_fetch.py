@@ -64,13 +64,13 @@ class Fetcher(Dataset[Built]):
         self._batched = batched
         self._seed = seed
         # In a worker of its own there is nobody's state to put back.
-        self._owns_process = False
+        self.owns_process = False
 
     def __getitem__(self, request: Request) -> Built:
         batch = _batch.Batch(self._seed, request.epoch, request.position, request.indices)
         outer = _batch.enter(batch)
         try:
-            if self._owns_process and outer is None:
+            if self.owns_process and outer is None:
                 _rng.key_globals(request.key)
                 return self._build(request)
             with _rng.turn:
@@ -98,15 +98,6 @@ class Fetcher(Dataset[Built]):
         else:
             samples = [dataset[index] for index in indices]
         return Built(request.stop, False, [self._collate_fn(samples)])
-
-    def start_worker(self, init: Callable[[int], None] | None, worker: int) -> None:
-        """Called once in a worker process, before its first batch."""
-        self._owns_process = True
-        cap_threads()
-        # Users' code expects its own dataset here. WorkerInfo is frozen, by convention.
-        object.__setattr__(get_worker_info(), "dataset", self.dataset)
-        if init is not None:
-            init(worker)
 
 
 class StreamFetcher(Fetcher):
@@ -188,3 +179,22 @@ class StreamFetcher(Fetcher):
             if samples := self._kept(record, position):
                 return samples
         return []
+
+
+def start_worker(init: Callable[[int], None] | None, worker: int) -> None:
+    """Let a worker process belong to the fetcher in it: the ``worker_init_fn`` of a pass.
+
+    Args:
+        init: The user's own, called last.
+        worker: The worker's id.
+    """
+    info = get_worker_info()
+    assert info is not None
+    fetcher = info.dataset
+    assert isinstance(fetcher, Fetcher)
+    fetcher.owns_process = True
+    # Users' code expects its own dataset here. WorkerInfo is frozen, by convention.
+    object.__setattr__(info, "dataset", fetcher.dataset)
+    cap_threads()
+    if init is not None:
+        init(worker)

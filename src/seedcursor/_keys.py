@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,10 +74,12 @@ _MIX_RIGHT = np.uint32(0x4973F715)
 _HALF = np.uint32(16)
 
 
-def _absorb(
+def _mixed(
     pool: NDArray[np.uint32], word: NDArray[np.uint32] | np.uint32, step: int
 ) -> NDArray[np.uint32]:
-    hashed = (word ^ _ABSORB[step : step + _POOL]) * _ABSORB[step + 1 : step + 1 + _POOL]
+    """The pool with one more word in it, the ``step``-th that is hashed."""
+    hashed = word ^ _ABSORB[step : step + _POOL]
+    hashed *= _ABSORB[step + 1 : step + 1 + _POOL]
     hashed ^= hashed >> _HALF
     hashed *= _MIX_RIGHT
     mixed = pool * _MIX_LEFT - hashed
@@ -96,9 +98,10 @@ def _equal_width_keys(
     pool = _epoch_pool(seed, epoch)
     step = _POOL + _POOL * (_POOL - 1) + _POOL  # the seed's words, their mixing, the epoch
     for word in words:
-        pool = _absorb(pool, word, step)
+        pool = _mixed(pool, word, step)
         step += _POOL
-    state = pool[np.arange(size) % _POOL] ^ _EMIT[:size]
+    state = np.concatenate([pool] * -(-size // _POOL))[:size]
+    state ^= _EMIT[:size]
     state *= _EMIT[1 : size + 1]
     state ^= state >> _HALF
     return state.T
@@ -107,7 +110,7 @@ def _equal_width_keys(
 def keys(
     seed: int,
     epoch: int,
-    indices: Iterable[int],
+    indices: Sequence[int],
     stream: str | None = None,
     domain: str | None = None,
     *,
@@ -127,13 +130,13 @@ def keys(
         A ``(N, size)`` array of ``uint32``, each row equal to
         ``sequence(seed, epoch, index, stream, domain).generate_state(size)``.
     """
-    numbers = np.fromiter(indices, dtype=np.uint64)
+    numbers = np.array(indices, dtype=np.uint64)
     low = numbers.astype(np.uint32)
-    high = (numbers >> np.uint64(32)).astype(np.uint32)
     suffix = [np.uint32(word) for word in suffix_words(stream, domain)]
-    wide = high != 0
-    if not wide.any():
+    if not len(numbers) or numbers.max() < WORD:
         return _equal_width_keys(seed, epoch, [low, *suffix], size)
+    high = (numbers >> np.uint64(32)).astype(np.uint32)
+    wide = high != 0
     out = np.empty((len(numbers), size), dtype=np.uint32)
     out[~wide] = _equal_width_keys(seed, epoch, [low[~wide], *suffix], size)
     out[wide] = _equal_width_keys(seed, epoch, [low[wide], high[wide], *suffix], size)

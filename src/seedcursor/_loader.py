@@ -8,12 +8,13 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from seedcursor import _checks, _dataset, _keys, _rng, _world
+from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
-from seedcursor._fetch import Built, Fetcher, Request, StreamFetcher
+from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
 from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrder
+from seedcursor._pass import Engine, Pass, Requests
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position
 from seedcursor._sampler import StatefulBatchSampler
@@ -25,10 +26,6 @@ class Indexed(Protocol[T_co]):
     """A map-style dataset, ``torch``'s or not; to a type checker a stream looks like one too."""
 
     def __getitem__(self, index: Any, /) -> T_co: ...
-
-
-# Global keys are derived this many at once.
-_KEYS = 128
 
 
 class StatefulDataLoader(Positioned, DataLoader[T_co]):
@@ -140,7 +137,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             self._plan = batches._plan
             sampler, shuffle = batches.sampler, None
         else:
-            root = _dataset.found_seed(dataset) if seed is None else _checks.seed(seed)
+            root = _keyed.found_seed(dataset) if seed is None else _checks.seed(seed)
             self._plan = Plan(
                 order=_foreign_order(dataset, root, sampler, batch_sampler),
                 seed=root,
@@ -173,7 +170,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             # DataLoader has made a BatchSampler, which knows nothing of ranks, and locks the name.
             self.__dict__["batch_sampler"] = batches
         self._options = options
-        self._idle: list[_Engine] = []  # persistent workers between two passes
+        self._idle: list[Engine] = []  # persistent workers between two passes
 
     def __len__(self) -> int:
         """Steps in a full epoch.
@@ -185,7 +182,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Plan a pass; nothing starts before its first batch is asked for."""
-        return _Pass(self)
+        return Pass(self._plan, self._idle, self._engine)
 
     def replay(self, *, epoch: int, cursor: int) -> Any:
         """Build the batch that starts at a position again: the one that gave a NaN, say.
@@ -207,7 +204,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             _checks.epoch(epoch),
             _checks.integer("cursor", cursor, limit=_checks.LENGTH_LIMIT),
         )
-        request = next(_Requests(self._plan, start), None)
+        request = next(Requests(self._plan, start), None)
         built = None if request is None else self._fetcher()[request]
         if built is None or not built.batch:
             raise ValueError(
@@ -225,12 +222,20 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             )
         return Fetcher(self.dataset, self.collate_fn, batched, plan.seed)
 
-    def _take_engine(self, start: Position) -> _Engine:
-        return self._idle.pop() if self._idle else _Engine(self, start)
-
-    def _give_back(self, engine: _Engine) -> None:
-        if self.persistent_workers and not self._idle:
-            self._idle.append(engine)
+    def _engine(self, start: Position) -> Engine:
+        return Engine(
+            self._fetcher(),
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            timeout=self.timeout,
+            worker_init_fn=functools.partial(start_worker, self.worker_init_fn),
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator or _worker_seeds(self._plan, start),
+            prefetch_factor=self.prefetch_factor,
+            persistent_workers=self.persistent_workers,
+            pin_memory_device=self.pin_memory_device,
+            **self._options,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_idle": []}
@@ -262,159 +267,8 @@ def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) ->
     return SamplerOrder(sampler, seed)
 
 
-class _Requests(Iterator[Request]):
-    """The steps from a position on, with the keys of the global RNGs.
-
-    Attributes:
-        exhausted: Whether they came to their end, and were not cut short by an error.
-    """
-
-    def __init__(self, plan: Plan, start: Position) -> None:
-        self.exhausted = False
-        self._failed = False
-        self._plan = plan
-        self._epoch = start.epoch
-        shape = plan.shape()
-        self._span = shape.span
-        self._steps = plan.order.steps(start, shape)
-        self._keys: dict[int, bytes] = {}
-
-    def __next__(self) -> Request:
-        try:
-            step = next(self._steps, None)
-        except BaseException:
-            self._failed = True
-            raise
-        if step is None:
-            self.exhausted = not self._failed
-            raise StopIteration
-        position, stop, indices = step
-        if position not in self._keys:
-            self._derive(position)
-        return Request(self._epoch, position, stop, self._keys[position], indices)
-
-    def _derive(self, position: int) -> None:
-        ahead = range(position, position + _KEYS * self._span, self._span)
-        keys = _rng.global_keys(self._plan.seed, self._epoch, ahead, "batch")
-        self._keys = dict(zip(ahead, keys, strict=True))
-
-
-def _same(built: Any) -> Any:
-    return built
-
-
-class _Planned(Sampler[Request]):
-    """Hands an engine the requests of the pass that uses it."""
-
-    requests: Iterator[Request]
-
-    def __iter__(self) -> Iterator[Request]:
-        return self.requests
-
-
-class _Engine(DataLoader[Built]):
-    """The plain ``DataLoader`` that carries requests to workers, and what they build back."""
-
-    dataset: Fetcher
-    sampler: _Planned
-
-    def __init__(self, loader: StatefulDataLoader[Any], start: Position) -> None:
-        fetcher = loader._fetcher()
-        super().__init__(
-            fetcher,
-            batch_size=None,
-            sampler=_Planned(),
-            num_workers=loader.num_workers,
-            collate_fn=_same,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=functools.partial(_start_worker, loader.worker_init_fn),
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator or _worker_seeds(loader._plan, start),
-            prefetch_factor=loader.prefetch_factor,
-            persistent_workers=loader.persistent_workers,
-            pin_memory_device=loader.pin_memory_device,
-            **loader._options,
-        )
-
-    def run(self, requests: Iterator[Request]) -> Iterator[Built]:
-        """Start a pass over these requests."""
-        if self.num_workers == 0 and not self.pin_memory:
-            return map(self.dataset.__getitem__, requests)
-        self.sampler.requests = requests
-        return iter(self)
-
-    def check_worker_number_rationality(self) -> None:
-        """The user's loader has warned already."""
-
-
-def _start_worker(init: Callable[[int], None] | None, worker: int) -> None:
-    info = get_worker_info()
-    assert info is not None
-    fetcher = info.dataset
-    assert isinstance(fetcher, Fetcher)
-    fetcher.start_worker(init, worker)
-
-
 def _worker_seeds(plan: Plan, start: Position) -> torch.Generator:
     """What the workers' own seeds are drawn from, in place of the global RNG."""
     rank, _ = plan.world or _world.current_world()
     words = _keys.sequence(plan.seed, start.epoch, start.cursor, f"rank {rank}", "worker")
     return torch.Generator().manual_seed(int(words.generate_state(1, np.uint64)[0]))
-
-
-class _Pass(Iterator[Any]):
-    """One pass over a loader."""
-
-    def __init__(self, loader: StatefulDataLoader[Any]) -> None:
-        self._engine: _Engine | None = None
-        self._requests: _Requests | None = None
-        self._results: Iterator[Built] | None = None
-        self._sound = True  # nothing has been raised: the workers may serve another pass
-        self._ended = False
-        self._empty = True
-        self._loader = loader
-        self._run = loader._plan.progress.plan()
-
-    def __next__(self) -> Any:
-        if self._run.finished:
-            raise StopIteration
-        requests, results = self._begin()
-        try:
-            self._run.check()
-            while not self._ended:
-                built = next(results, None)
-                if built is None:
-                    break
-                self._ended = built.ended
-                if built.batch:
-                    self._empty = False
-                    self._run.deliver(built.stop)
-                    return built.batch[0]
-            if not (self._ended or requests.exhausted):
-                raise RuntimeError(
-                    "this pass can't go on, for its sampler has failed; load the state that was "
-                    "saved, or start a new pass"
-                )
-        except BaseException:
-            self._sound = False
-            raise
-        self._release()
-        self._run.finish(empty=self._empty)
-        raise StopIteration
-
-    def _begin(self) -> tuple[_Requests, Iterator[Built]]:
-        if self._requests is None or self._results is None:
-            start = self._run.position if self._run.begun else self._run.begin()
-            self._engine = self._loader._take_engine(start)
-            self._requests = _Requests(self._loader._plan, start)
-            self._results = self._engine.run(self._requests)
-        return self._requests, self._results
-
-    def _release(self) -> None:
-        engine, self._engine, self._results = self._engine, None, None
-        if engine is not None and self._sound:
-            self._loader._give_back(engine)
-
-    def __del__(self) -> None:
-        self._release()

@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from seedcursor import _keys, _rng
-from seedcursor._permutation import BLOCK, KeyedPermutation
+from seedcursor._permutation import SLICE, KeyedPermutation
 from seedcursor._position import Position
 from seedcursor._sharding import Shape
+
+_FIRST_SLICE = 2048
 
 
 class Step(NamedTuple):
@@ -70,16 +72,17 @@ class KeyedOrder:
         if self._shuffle:
             order = KeyedPermutation(length, self._seed, start.epoch)
         short = start.cursor + (length - start.cursor) // span * span
-        # Full steps go on with one stride, so that a rank's indices come in blocks.
-        block = max(1, BLOCK // size)
-        for first in range(start.cursor, short, block * span):
-            last = min(first + block * span, short)
+        # Full steps go on with one stride, so a rank's indices come in slices: first a small one,
+        # for a quick first batch.
+        first, count = start.cursor, -(-_FIRST_SLICE // size)
+        while first < short:
+            last = min(first + count * span, short)
             places = order[first + shape.rank : last : shape.world_size]
             indices = places.tolist() if self._shuffle else list(places)
-            for k in range((last - first) // span):
-                begin = first + k * span
+            for k, begin in enumerate(range(first, last, span)):
                 own = indices[k * size : (k + 1) * size]
                 yield Step(begin + shape.rank, begin + span, own)
+            first, count = last, -(-SLICE // size)
         if short < length and not shape.drop_last:
             own_places = list(shape.share(short, length))
             if shape.short_of(short, length):

@@ -14,8 +14,10 @@ from seedcursor import _checks, _keys
 # Up to here the whole order is drawn: a Feistel network on few items reaches too few orders.
 _DRAWN = 4096
 _ROUNDS = 8
+# How much to ask for at once, for speed: it amortises the walk of what falls outside.
+SLICE = 65536
 # Fits the second-level cache, and amortises the cost of a NumPy call.
-BLOCK = 16384
+_BLOCK = 16384
 _SHIFT = np.uint32(15)
 _SCRAMBLE = np.uint32(0x85EBCA6B)
 
@@ -61,8 +63,8 @@ class KeyedPermutation:
         return f"KeyedPermutation(n={self.n}, seed={self.seed}, epoch={self.epoch})"
 
     def __iter__(self) -> Iterator[int]:
-        for start in range(0, self.n, BLOCK):
-            yield from self[start : start + BLOCK].tolist()
+        for start in range(0, self.n, _BLOCK):
+            yield from self[start : start + _BLOCK].tolist()
 
     @overload
     def __getitem__(self, k: int) -> int: ...
@@ -123,16 +125,16 @@ class KeyedPermutation:
         return _keys.sequence(self.seed, self.epoch, domain="order")
 
     def _walk(self, values: NDArray[np.int64], rounds: range) -> NDArray[np.int64]:
-        out = np.empty(len(values), dtype=np.int64)
-        for start in range(0, len(values), BLOCK):
-            block = self._feistel(values[start : start + BLOCK].astype(np.uint64), rounds)
-            outside = np.flatnonzero(block >= self.n)
-            while outside.size:
-                moved = self._feistel(block[outside], rounds)
-                block[outside] = moved
-                outside = outside[moved >= self.n]
-            out[start : start + BLOCK] = block
-        return out
+        out = np.empty(len(values), dtype=np.uint64)
+        for start in range(0, len(values), _BLOCK):
+            block = values[start : start + _BLOCK].astype(np.uint64)
+            out[start : start + _BLOCK] = self._feistel(block, rounds)
+        outside = np.flatnonzero(out >= self.n)
+        while outside.size:
+            moved = self._feistel(out[outside], rounds)
+            out[outside] = moved
+            outside = outside[moved >= self.n]
+        return out.view(np.int64)
 
     def _feistel(self, values: NDArray[np.uint64], rounds: range) -> NDArray[np.uint64]:
         width = np.uint64(self._low_bits)

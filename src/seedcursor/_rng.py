@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import PCG64, Generator
 from numpy.random.bit_generator import ISpawnableSeedSequence
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from numpy.typing import DTypeLike, NDArray
@@ -20,19 +21,21 @@ from seedcursor import _keys
 
 # Words that key python, NumPy and torch apart: four, four and two.
 GLOBAL_WORDS = 10
+_LITTLE_32, _LITTLE_64 = np.dtype("<u4"), np.dtype("<u8")
 
 
-class _ReadyWords(ISpawnableSeedSequence):
+class ReadyWords(ISpawnableSeedSequence):
     """A ``SeedSequence`` whose words are known already.
 
     PCG64 asks for its four words, once; whatever else is asked comes from the real sequence, made
     then.
     """
 
-    def __init__(self, words: NDArray[np.uint64], *key: Any) -> None:
+    _real: np.random.SeedSequence | None = None
+
+    def __init__(self, words: NDArray[np.uint64], key: tuple[Any, ...]) -> None:
         self._words: NDArray[np.uint64] | None = words
         self._key = key
-        self._real: np.random.SeedSequence | None = None
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
         words, self._words = self._words, None
@@ -57,7 +60,7 @@ class _ReadyWords(ISpawnableSeedSequence):
 
 def generator(seed: int, epoch: int, index: int | str, stream: str | None) -> np.random.Generator:
     """One sample's generator, by NumPy's own ``SeedSequence``."""
-    return np.random.Generator(np.random.PCG64(_keys.sequence(seed, epoch, index, stream)))
+    return Generator(PCG64(_keys.sequence(seed, epoch, index, stream)))
 
 
 def ready_words(
@@ -65,14 +68,8 @@ def ready_words(
 ) -> NDArray[np.uint64]:
     """A row of PCG64's four words for each index."""
     words = _keys.keys(seed, epoch, indices, stream)
-    return np.ascontiguousarray(words, dtype="<u4").view("<u8").astype(np.uint64, copy=False)
-
-
-def ready_generator(
-    words: NDArray[np.uint64], seed: int, epoch: int, index: int, stream: str | None
-) -> np.random.Generator:
-    """The generator of ``generator(seed, epoch, index, stream)``, from its row of words."""
-    return np.random.Generator(np.random.PCG64(_ReadyWords(words, seed, epoch, index, stream)))
+    # Two words make a wide one, the low one first, on machines of either byte order.
+    return np.ascontiguousarray(words, _LITTLE_32).view(_LITTLE_64).astype(np.uint64, copy=False)
 
 
 def torch_generator(seed: int, epoch: int, index: int | str, stream: str | None) -> torch.Generator:
@@ -84,7 +81,7 @@ def torch_generator(seed: int, epoch: int, index: int | str, stream: str | None)
 def python_generator(seed: int, epoch: int, index: int | str, stream: str | None) -> random.Random:
     """A ``random.Random`` on a key of its own."""
     words = _keys.sequence(seed, epoch, index, stream, "python").generate_state(4)
-    return random.Random(int.from_bytes(words.astype("<u4").tobytes(), "little"))
+    return random.Random(int.from_bytes(words.astype(_LITTLE_32).tobytes(), "little"))
 
 
 def global_key(
@@ -92,7 +89,7 @@ def global_key(
 ) -> bytes:
     """The key of the three global RNGs, as `key_globals` takes it."""
     words = _keys.sequence(seed, epoch, index, stream, domain).generate_state(GLOBAL_WORDS)
-    return words.astype("<u4").tobytes()
+    return words.astype(_LITTLE_32).tobytes()
 
 
 def global_keys(seed: int, epoch: int, indices: Sequence[int | str], domain: str) -> list[bytes]:
@@ -100,7 +97,7 @@ def global_keys(seed: int, epoch: int, indices: Sequence[int | str], domain: str
     if any(isinstance(index, str) for index in indices):
         return [global_key(seed, epoch, index, None, domain) for index in indices]
     words = _keys.keys(seed, epoch, indices, domain=domain, size=GLOBAL_WORDS)  # type: ignore[arg-type]
-    return [row.tobytes() for row in words.astype("<u4")]
+    return [row.tobytes() for row in words.astype(_LITTLE_32)]
 
 
 def key_globals(key: bytes) -> None:
@@ -108,7 +105,7 @@ def key_globals(key: bytes) -> None:
     if type(get_bit_generator()) is not np.random.MT19937:
         set_bit_generator(np.random.MT19937(0))  # the user's own can't be seeded
     random.seed(int.from_bytes(key[:16], "little"))
-    np.random.seed(np.frombuffer(key, dtype="<u4", count=4, offset=16))
+    np.random.seed(np.frombuffer(key, dtype=_LITTLE_32, count=4, offset=16))
     torch.default_generator.manual_seed(int.from_bytes(key[32:40], "little"))
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch.utils.data import Sampler
 
-from seedcursor import _checks, _dataset, _world
+from seedcursor import _checks, _keyed, _world
 from seedcursor._order import KeyedOrder
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Progress, Run
@@ -90,7 +90,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             sized = _checks.integer(
                 "dataset_or_length", dataset_or_length, limit=_checks.LENGTH_LIMIT
             )
-        seed = _dataset.found_seed(dataset_or_length) if seed is None else _checks.seed(seed)
+        seed = _keyed.found_seed(dataset_or_length) if seed is None else _checks.seed(seed)
         order = KeyedOrder(sized, seed, bool(shuffle))
         self._plan = Plan(
             order=order,
@@ -135,7 +135,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             run.finish(empty=empty)
 
     def _hand_epoch(self, epoch: int) -> None:
-        for part in _dataset.parts(self._dataset):
+        for part in _keyed.parts(self._dataset):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
 

@@ -12,7 +12,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from seedcursor import _batch, _checks, _rng
-from seedcursor._dataset import StatefulDataset, parts
+from seedcursor._dataset import StatefulDataset
+from seedcursor._keyed import parts
 
 
 def seeded(

@@ -1,0 +1,258 @@
+"""What is measured, one function each: what is compared with what, and why that is fair."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from samples import (
+    Ints,
+    KeyedDraws,
+    KeyedGenerators,
+    NumpyDraws,
+    NumpyGenerators,
+    PlainStream,
+    Stream,
+)
+from timing import BYTES, Comparison, exhaust, seconds
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
+
+from seedcursor import KeyedPermutation, StatefulDataLoader
+
+BATCH = 64
+PASS = 40_000
+LARGE = 1_000_000
+HUGE = 10**9
+
+Loader = DataLoader[Any]
+
+
+def generators() -> Comparison:
+    """The 64 generators of a batch, made in ``__getitems__`` while a loader builds the batch.
+
+    Both sides make the same generators, to the bit, and the clock runs around them alone; ours
+    includes deriving the batch's keys and checking the arguments.
+    """
+    batches = 100
+    ours = KeyedGenerators(batches * BATCH)
+    theirs = NumpyGenerators(batches * BATCH)
+    our_loader: Loader = StatefulDataLoader(ours, BATCH)
+    their_loader: Loader = DataLoader(theirs, BATCH)
+
+    def spent(dataset: KeyedGenerators | NumpyGenerators, loader: Loader) -> float:
+        dataset.spent = 0.0
+        exhaust(loader)
+        return dataset.spent / batches
+
+    return Comparison(
+        against="default_rng(SeedSequence(seed, spawn_key=...)) x 64",
+        at_most=0.2,
+        ours=lambda: spent(ours, our_loader),
+        theirs=lambda: spent(theirs, their_loader),
+        pairs=15,
+    )
+
+
+def permutation() -> Comparison:
+    """A shuffled order of two million, made anew.
+
+    Ours in slices, which is how it is meant to be used, theirs whole, which is the only way that
+    it can be; both end with every index as an int64.
+    """
+    length, block = 2_000_000, 2**16
+
+    def ours() -> None:
+        order = KeyedPermutation(length)
+        for start in range(0, length, block):
+            order[start : start + block]
+
+    return Comparison(
+        against="torch.randperm(2_000_000)",
+        at_most=1.0,
+        ours=lambda: seconds(ours),
+        theirs=lambda: seconds(lambda: torch.randperm(length)),
+        pairs=15,
+    )
+
+
+def pass_without_draws(dataset: Dataset[Any], workers: int, at_most: float) -> Comparison:
+    """A shuffled pass over samples that draw nothing: what the loader itself costs.
+
+    The same dataset object under both loaders, with the same settings. Workers persist, so none
+    is started while the clock runs.
+    """
+    settings = _settings(workers)
+    ours: Loader = StatefulDataLoader(dataset, **settings)
+    theirs: Loader = DataLoader(dataset, **settings)
+    return Comparison(
+        against="DataLoader(shuffle=True)",
+        at_most=at_most,
+        ours=lambda: seconds(lambda: exhaust(ours)),
+        theirs=lambda: seconds(lambda: exhaust(theirs)),
+        pairs=21,
+    )
+
+
+def pass_with_draws(workers: int) -> Comparison:
+    """A shuffled pass with one draw per sample, from a generator of the sample's own.
+
+    Theirs is what people write by hand to have a sample's randomness follow from its index and
+    epoch. It draws from a fixed epoch: in workers that persist it would not learn of another.
+    """
+    settings = _settings(workers)
+    ours: Loader = StatefulDataLoader(KeyedDraws(PASS), **settings)
+    theirs: Loader = DataLoader(NumpyDraws(PASS), **settings)
+    return Comparison(
+        against="DataLoader, default_rng((seed, epoch, index))",
+        at_most=0.75,
+        ours=lambda: seconds(lambda: exhaust(ours)),
+        theirs=lambda: seconds(lambda: exhaust(theirs)),
+        pairs=7,
+    )
+
+
+def _settings(workers: int) -> dict[str, Any]:
+    return {
+        "batch_size": BATCH,
+        "shuffle": True,
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
+    }
+
+
+def resume_map(workers: int) -> Comparison:
+    """From nothing to the first batch after 90 % of a shuffled million, map-style.
+
+    Each side builds a loader, loads its own state and asks for a batch. With workers both start
+    two processes within the time, which costs the same and is most of ours; without, what is left
+    is finding the place.
+    """
+    dataset = Ints(LARGE)
+    settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "num_workers": workers}
+    return _resume(
+        "torchdata StatefulDataLoader",
+        lambda: StatefulDataLoader(dataset, **settings),
+        lambda: TorchdataLoader(dataset, **settings),
+        pairs=9,
+    )
+
+
+def resume_stream(workers: int) -> Comparison:
+    """From nothing to the first batch after 90 % of a million records in a stream.
+
+    Ours is told where to start by the library's own protocol, ``records(start)``. Theirs is a
+    plain iterable dataset, which torchdata reads up to the place; one with a ``state_dict`` of its
+    own, written by the user, would not be read.
+    """
+    settings: dict[str, Any] = {"batch_size": BATCH, "num_workers": workers}
+    return _resume(
+        "torchdata StatefulDataLoader, no dataset state",
+        lambda: StatefulDataLoader(Stream(LARGE), **settings),
+        lambda: TorchdataLoader(PlainStream(LARGE), **settings),
+        pairs=3,
+    )
+
+
+def _resume(
+    against: str,
+    ours: Callable[[], StatefulDataLoader[Any]],
+    theirs: Callable[[], TorchdataLoader[Any]],
+    pairs: int,
+) -> Comparison:
+    steps = LARGE * 9 // 10 // BATCH
+    our_state = {"epoch": 0, "cursor": steps * BATCH}
+    their_state = _torchdata_state(theirs(), steps)
+    return Comparison(
+        against=against,
+        at_most=0.01,
+        ours=lambda: seconds(lambda: _resumed(ours(), our_state)),
+        theirs=lambda: seconds(lambda: _resumed(theirs(), their_state)),
+        pairs=pairs,
+    )
+
+
+def _torchdata_state(loader: TorchdataLoader[Any], steps: int) -> dict[str, Any]:
+    """As a run would have saved it: after so many batches have been taken."""
+    batches = iter(loader)
+    for _ in range(steps):
+        next(batches)
+    state: dict[str, Any] = loader.state_dict()
+    return state
+
+
+def _resumed(loader: Any, state: dict[str, Any]) -> Iterator[Any]:
+    """The loader's pass, its first batch taken."""
+    loader.load_state_dict(state)
+    batches: Iterator[Any] = iter(loader)
+    next(batches)
+    return batches
+
+
+def first_batch() -> Comparison:
+    """The first shuffled batch of a billion samples, from a new loader.
+
+    Theirs is what a plain ``DataLoader`` does before its first batch, for a thousandth of the
+    samples: the order of a billion would take 16 GB.
+    """
+    return Comparison(
+        against="torch.randperm(10**6)",
+        at_most=0.2,
+        ours=lambda: seconds(_first_batch_of_many),
+        theirs=lambda: seconds(lambda: torch.randperm(10**6)),
+        pairs=31,
+    )
+
+
+def _first_batch_of_many() -> None:
+    next(iter(StatefulDataLoader(Ints(HUGE), BATCH, shuffle=True)))
+
+
+def state_dict() -> Comparison:
+    """Asking a loader where it stands, as a checkpoint after every step would."""
+    loader: StatefulDataLoader[Any] = StatefulDataLoader(Ints(PASS), BATCH, shuffle=True)
+    numbers = {"epoch": 3, "cursor": 12_800}
+    return Comparison(
+        against="json.dumps of a dict of two ints",
+        at_most=5.0,
+        ours=lambda: seconds(loader.state_dict, calls=10_000),
+        theirs=lambda: seconds(lambda: json.dumps(numbers), calls=10_000),
+        pairs=15,
+    )
+
+
+def memory() -> Comparison:
+    """How much the first shuffled batch of a billion samples adds to a fresh process.
+
+    The peak of the resident memory afterwards, less what is resident before, once everything is
+    imported; so what NumPy and torch allocate on their first call is counted too. Linux only.
+    """
+    return Comparison(
+        against="5 MB",
+        at_most=1.0,
+        ours=_in_fresh_process,
+        theirs=lambda: 5e6,
+        pairs=3,
+        unit=BYTES,
+    )
+
+
+def _in_fresh_process() -> float:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_added_memory)
+
+
+def _added_memory() -> float:
+    before = _memory("VmRSS")
+    _first_batch_of_many()
+    return _memory("VmHWM") - before
+
+
+def _memory(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith(field))
+    return float(kilobytes) * 1024

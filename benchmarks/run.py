@@ -1,0 +1,74 @@
+"""Run the measures and print a table: ``python benchmarks/run.py [NAME...]``.
+
+A name stands for every measure that begins with it. Timings are noisy, so the table marks what is
+over its limit, and leaves the judgement to the reader.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import measures
+from samples import Ints, Rows
+from timing import Comparison, compare, readable
+
+MEASURES: dict[str, Callable[[], Comparison]] = {
+    "generators": measures.generators,
+    "permutation": measures.permutation,
+    "pass-ints-2-workers": partial(measures.pass_without_draws, Ints(measures.PASS), 2, 1.15),
+    "pass-ints-0-workers": partial(measures.pass_without_draws, Ints(measures.PASS), 0, 1.6),
+    "pass-rows-2-workers": partial(measures.pass_without_draws, Rows(measures.PASS), 2, 1.15),
+    "pass-rows-0-workers": partial(measures.pass_without_draws, Rows(measures.PASS), 0, 1.6),
+    "pass-draws-2-workers": partial(measures.pass_with_draws, 2),
+    "pass-draws-0-workers": partial(measures.pass_with_draws, 0),
+    "resume-map-0-workers": partial(measures.resume_map, 0),
+    "resume-map-2-workers": partial(measures.resume_map, 2),
+    "resume-stream-0-workers": partial(measures.resume_stream, 0),
+    "resume-stream-2-workers": partial(measures.resume_stream, 2),
+    "first-batch": measures.first_batch,
+    "state-dict": measures.state_dict,
+    "memory": measures.memory,
+}
+LINE = "{:<24} {:<52} {:>8} {:>8} {:>8} {:>8}  {}"
+
+
+def chosen(words: list[str]) -> list[str]:
+    """The measures that the words stand for; all if there are none."""
+    for word in words:
+        if not any(name.startswith(word) for name in MEASURES):
+            raise SystemExit(f"no measure begins with {word!r}; there are {', '.join(MEASURES)}")
+    return [name for name in MEASURES if not words or name.startswith(tuple(words))]
+
+
+def row(name: str) -> str:
+    """Run a measure; its line of the table."""
+    comparison = MEASURES[name]()
+    result = compare(comparison)
+    return LINE.format(
+        name,
+        comparison.against,
+        readable(result.ours, comparison.unit),
+        readable(result.theirs, comparison.unit),
+        f"{result.ratio:.3g}",
+        f"{comparison.at_most:g}",
+        "ok" if result.ratio <= comparison.at_most else "over",
+    )
+
+
+def main() -> None:
+    """Print the table, a line as each measure is done."""
+    # PyTorch warns where workers outnumber the cores, torchdata where it reads through a stream.
+    warnings.simplefilter("ignore")
+    logging.getLogger("torchdata").setLevel(logging.ERROR)
+    names = chosen(sys.argv[1:])
+    print(LINE.format("measure", "against", "ours", "theirs", "ratio", "at most", ""))
+    for name in names:
+        print(row(name), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""What makes a dataset keyed: its seed, its epoch, and generators by index."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import random
+from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from seedcursor import _batch, _checks, _keys, _rng, _world
+
+_ROOT = "_seedcursor_root"
+
+
+class _Root:
+    """A dataset's seed and its epoch, the latter seen by worker processes that run already."""
+
+    def __init__(self, seed: int = 0, epoch: int = 0) -> None:
+        self.seed = seed
+        self.shared_epoch = multiprocessing.RawValue("I", epoch)
+        self.parent_world: tuple[int, int] | None = None
+        self.worker_rng: tuple[int, np.random.Generator] | None = None
+
+    def __reduce__(self) -> tuple[Callable[..., _Root], tuple[Any, ...]]:
+        # Shared memory travels only to a process that is being started.
+        if get_spawning_popen() is None:
+            return _Root, (self.seed, self.shared_epoch.value)
+        return _spawned_root, (self.seed, self.shared_epoch, _world.current_world())
+
+
+def _spawned_root(seed: int, shared_epoch: Any, parent_world: tuple[int, int]) -> _Root:
+    root = _Root.__new__(_Root)
+    root.seed = seed
+    root.shared_epoch = shared_epoch
+    root.parent_world = parent_world
+    root.worker_rng = None
+    return root
+
+
+def _rebuild(make: Callable[..., Keyed], args: tuple[Any, ...], root: _Root) -> Keyed:
+    dataset = make(*args)
+    dataset.__dict__[_ROOT] = root
+    return dataset
+
+
+class _Seed:
+    """The ``seed`` attribute.
+
+    Not a property: on the class it is absent, so that a dataclass field of this name has no
+    default by accident.
+    """
+
+    def __get__(self, dataset: Keyed | None, owner: type) -> int:
+        if dataset is None:
+            raise AttributeError("seed")
+        try:
+            return dataset.__dict__[_ROOT].seed  # type: ignore[no-any-return]
+        except KeyError:
+            return dataset._root.seed
+
+    def __set__(self, dataset: Keyed, seed: int) -> None:
+        dataset._root.seed = _checks.seed(seed)
+
+
+class Keyed:
+    """A dataset with a seed and an epoch, which draws by index."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        # Here and not in __init__, which attrs classes and dataclasses never call.
+        dataset = super().__new__(cls)
+        dataset.__dict__[_ROOT] = _Root()
+        return dataset
+
+    def __init__(self, seed: int = 0) -> None:
+        object.__setattr__(self, "seed", seed)  # a frozen subclass refuses self.seed = seed
+
+    seed = _Seed()
+
+    @property
+    def _root(self) -> _Root:
+        root: _Root | None = self.__dict__.get(_ROOT)
+        if root is None:  # a user's __setstate__ may have replaced __dict__
+            root = self.__dict__[_ROOT] = _Root()
+        return root
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Not __getstate__, which users and attrs write for themselves.
+        reduced = super().__reduce_ex__(protocol)
+        if isinstance(reduced, str):
+            return reduced
+        make, args, *rest = reduced
+        if rest and isinstance(rest[0], dict):
+            rest[0] = {name: value for name, value in rest[0].items() if name != _ROOT}
+        root = self._root
+        if get_spawning_popen() is None:
+            root = _Root(root.seed, root.shared_epoch.value)
+        return _rebuild, (make, args, root), *rest
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is drawn for: that of the batch being built, else the one set."""
+        batch = _batch.current()
+        if batch is not None:
+            return batch.epoch
+        return int(self._root.shared_epoch.value)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw for this epoch from now on, in worker processes that run already too.
+
+        For a plain ``DataLoader``, before each epoch's loop. A ``StatefulDataLoader`` does not
+        need it: there the loader's own epoch rules.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+
+        Raises:
+            TypeError: Not an integer.
+            ValueError: Out of range.
+        """
+        self._root.shared_epoch.value = _checks.epoch(epoch)
+
+    def rng(self, index: int | str, stream: str | None = None) -> np.random.Generator:
+        """A new generator at the start of the stream keyed ``(seed, epoch, index, stream)``.
+
+        The same key always gives the same numbers, whoever asks; so two draws for one sample that
+        must differ need two streams, or one generator used twice.
+
+        Args:
+            index: Which record: an int in ``[0, 2**64)`` or a record id.
+            stream: A name that separates draws for the same record, such as ``"crop"``.
+
+        Returns:
+            An independent ``numpy.random.Generator``. For an int below 2**32 and no stream it is
+            ``default_rng(SeedSequence(seed, spawn_key=(epoch, index)))``.
+
+        Raises:
+            TypeError: ``index`` is neither an int nor a str, or ``stream`` not a str.
+            ValueError: ``index`` is out of range.
+
+        Example:
+            >>> from seedcursor import StatefulDataset
+            >>> class Noise(StatefulDataset):
+            ...     def __len__(self):
+            ...         return 4
+            ...     def __getitem__(self, index):
+            ...         return float(self.rng(index).normal())
+            >>> noise = Noise(seed=3)
+            >>> noise[2] == noise[2], noise[1] == noise[2]
+            (True, False)
+
+        References:
+            NumPy's NEP 19 and ``SeedSequence``: spawn keys give independent streams.
+        """
+        batch = _batch.current()
+        # What is in a batch was checked, so this is the fast way.
+        if batch is not None and type(index) is int and (stream is None or type(stream) is str):
+            ready = batch.ready_generator(self.seed, index, stream)
+            if ready is not None:
+                return ready
+        index, stream, seed = self._key(index, stream)
+        return _rng.generator(seed, self.epoch, index, stream)
+
+    def torch_rng(self, index: int | str, stream: str | None = None) -> torch.Generator:
+        """Like `rng`, as a CPU ``torch.Generator`` that is independent of it.
+
+        Args:
+            index: Which record: an int in ``[0, 2**64)`` or a record id.
+            stream: A name that separates draws for the same record.
+
+        Returns:
+            A new generator. torch's Mersenne Twister takes 32 bits of a seed, so there are 2**32
+            distinct ones.
+
+        Raises:
+            TypeError: ``index`` is neither an int nor a str, or ``stream`` not a str.
+            ValueError: ``index`` is out of range.
+        """
+        index, stream, seed = self._key(index, stream)
+        return _rng.torch_generator(seed, self.epoch, index, stream)
+
+    def python_rng(self, index: int | str, stream: str | None = None) -> random.Random:
+        """Like `rng`, as a ``random.Random`` that is independent of it.
+
+        Args:
+            index: Which record: an int in ``[0, 2**64)`` or a record id.
+            stream: A name that separates draws for the same record.
+
+        Raises:
+            TypeError: ``index`` is neither an int nor a str, or ``stream`` not a str.
+            ValueError: ``index`` is out of range.
+        """
+        index, stream, seed = self._key(index, stream)
+        return _rng.python_generator(seed, self.epoch, index, stream)
+
+    def seeded(
+        self, index: int | str, stream: str | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """For transforms that only know the global RNGs: keyed inside, untouched outside.
+
+        Args:
+            index: Which record: an int in ``[0, 2**64)`` or a record id.
+            stream: A name that separates draws for the same record.
+
+        Returns:
+            A context manager. Inside, ``random``, ``np.random`` and torch's global CPU generator
+            are keyed by ``(seed, epoch, index, stream)``, each apart. It nests, and restores after
+            an exception.
+
+        Raises:
+            TypeError: ``index`` is neither an int nor a str, or ``stream`` not a str.
+            ValueError: ``index`` is out of range.
+            RuntimeError: On entering, while another thread has the global RNGs keyed.
+
+        Example:
+            >>> from seedcursor import StatefulDataset
+            >>> dataset = StatefulDataset(seed=3)
+            >>> with dataset.seeded(5):
+            ...     first = random.random()
+            >>> with dataset.seeded(5):
+            ...     first == random.random()
+            True
+        """
+        index, stream, seed = self._key(index, stream)
+        return _rng.keyed_globals(_rng.global_key(seed, self.epoch, index, stream, "global"))
+
+    @property
+    def worker_rng(self) -> np.random.Generator:
+        """A generator of this worker process, for what belongs to a worker and not to a sample.
+
+        Retry back-off, say, or cache eviction. It is made from ``get_worker_info().seed``, in the
+        main process from ``torch.initial_seed()``, and moves as it is drawn from. A resume does
+        **not** replay it: never let a sample depend on it.
+        """
+        root, process = self._root, os.getpid()
+        if root.worker_rng is None or root.worker_rng[0] != process:
+            info = get_worker_info()
+            seed = torch.initial_seed() if info is None else info.seed
+            words = np.random.SeedSequence(seed, spawn_key=_keys.suffix_words(domain="worker"))
+            root.worker_rng = process, np.random.Generator(np.random.PCG64(words))
+        return root.worker_rng[1]
+
+    def _key(self, index: int | str, stream: str | None) -> tuple[int | str, str | None, int]:
+        # A subclass may have a field named seed of its own, unchecked until now.
+        return _checks.index(index), _checks.stream(stream), _checks.seed(self.seed)
+
+
+def parts(dataset: object) -> Iterator[object]:
+    """The dataset, and the ones that it wraps (``Subset``, ``ConcatDataset`` and their like)."""
+    seen: set[int] = set()
+    waiting = [dataset]
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        held = list(getattr(part, "__dict__", {}).values())
+        members = getattr(part, "datasets", ())
+        held += members.values() if isinstance(members, dict) else members
+        waiting += [item for item in reversed(held) if isinstance(item, Dataset)]
+
+
+def found_seed(dataset: object) -> int:
+    """The seed of the first of its parts that is one of ours, else 0."""
+    for part in parts(dataset):
+        if isinstance(part, Keyed):
+            return _checks.seed(part.seed)
+    return 0

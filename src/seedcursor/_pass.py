@@ -1,0 +1,160 @@
+"""One pass: requests go out in order, batches come back in order, and the position follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Sampler
+
+from seedcursor import _rng
+from seedcursor._fetch import Built, Fetcher, Request
+from seedcursor._plan import Plan
+from seedcursor._position import Position
+
+# Global keys are derived this many at once.
+_KEYS = 128
+
+
+class Requests(Iterator[Request]):
+    """The steps from a position on, with the keys of the global RNGs.
+
+    Attributes:
+        exhausted: Whether they came to their end, and were not cut short by an error.
+    """
+
+    def __init__(self, plan: Plan, start: Position) -> None:
+        self.exhausted = False
+        self._failed = False
+        self._plan = plan
+        self._epoch = start.epoch
+        shape = plan.shape()
+        self._span = shape.span
+        self._steps = plan.order.steps(start, shape)
+        self._keys: dict[int, bytes] = {}
+
+    def __next__(self) -> Request:
+        try:
+            step = next(self._steps, None)
+        except BaseException:
+            self._failed = True
+            raise
+        if step is None:
+            self.exhausted = not self._failed
+            raise StopIteration
+        position, stop, indices = step
+        if position not in self._keys:
+            self._derive(position)
+        return Request(self._epoch, position, stop, self._keys[position], indices)
+
+    def _derive(self, position: int) -> None:
+        ahead = range(position, position + _KEYS * self._span, self._span)
+        keys = _rng.global_keys(self._plan.seed, self._epoch, ahead, "batch")
+        self._keys = dict(zip(ahead, keys, strict=True))
+
+
+def _same(built: Any) -> Any:
+    return built
+
+
+class _Planned(Sampler[Request]):
+    """Hands an engine the requests of the pass that uses it."""
+
+    requests: Iterator[Request]
+
+    def __iter__(self) -> Iterator[Request]:
+        return self.requests
+
+
+class Engine(DataLoader[Built]):
+    """The plain ``DataLoader`` that carries requests to workers, and what they build back.
+
+    Args:
+        fetcher: Builds the batches.
+        options: ``DataLoader``'s, on how it works.
+    """
+
+    dataset: Fetcher
+    sampler: _Planned
+
+    def __init__(self, fetcher: Fetcher, **options: Any) -> None:
+        super().__init__(fetcher, batch_size=None, sampler=_Planned(), collate_fn=_same, **options)
+
+    def run(self, requests: Iterator[Request]) -> Iterator[Built]:
+        """Start a pass over these requests."""
+        if self.num_workers == 0 and not self.pin_memory:
+            return map(self.dataset.__getitem__, requests)
+        self.sampler.requests = requests
+        return iter(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """The user's loader has warned already."""
+
+
+class Pass(Iterator[Any]):
+    """One pass over a loader.
+
+    Args:
+        plan: The loader's.
+        idle: Where persistent workers wait between two passes: an engine, or none.
+        make_engine: Makes another one, for a pass that begins at a position.
+    """
+
+    def __init__(
+        self, plan: Plan, idle: list[Engine], make_engine: Callable[[Position], Engine]
+    ) -> None:
+        self._engine: Engine | None = None
+        self._requests: Requests | None = None
+        self._results: Iterator[Built] | None = None
+        self._sound = True  # nothing has been raised: the workers may serve another pass
+        self._ended = False
+        self._empty = True
+        self._plan = plan
+        self._idle = idle
+        self._make_engine = make_engine
+        self._run = plan.progress.plan()
+
+    def __next__(self) -> Any:
+        if self._run.finished:
+            raise StopIteration
+        requests, results = self._begin()
+        try:
+            self._run.check()
+            while not self._ended:
+                built = next(results, None)
+                if built is None:
+                    break
+                self._ended = built.ended
+                if built.batch:
+                    self._empty = False
+                    self._run.deliver(built.stop)
+                    return built.batch[0]
+            if not (self._ended or requests.exhausted):
+                raise RuntimeError(
+                    "this pass can't go on, for its sampler has failed; load the state that was "
+                    "saved, or start a new pass"
+                )
+        except BaseException:
+            self._sound = False
+            raise
+        self._release()
+        self._run.finish(empty=self._empty)
+        raise StopIteration
+
+    def _begin(self) -> tuple[Requests, Iterator[Built]]:
+        if self._requests is None or self._results is None:
+            start = self._run.position if self._run.begun else self._run.begin()
+            self._engine = self._idle.pop() if self._idle else self._make_engine(start)
+            self._requests = Requests(self._plan, start)
+            self._results = self._engine.run(self._requests)
+        return self._requests, self._results
+
+    def _release(self) -> None:
+        engine, self._engine, self._results = self._engine, None, None
+        if engine is None or not engine.persistent_workers:
+            return
+        if self._sound and not self._idle:
+            self._idle.append(engine)
+
+    def __del__(self) -> None:
+        self._release()
