@@ -276,3 +276,6 @@ def test_replay_builds_the_batch_again():
         if kind == "stream":
             with pytest.raises(ValueError, match="no batch starts"):
                 loader.replay(epoch=0, cursor=24)
+        else:
+            with pytest.raises(ValueError, match="cursor must be at most the length 46"):
+                loader.replay(epoch=0, cursor=N + 1)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 import numpy as np
 import pytest
@@ -172,6 +173,27 @@ def test_an_error_arrives_with_its_type_and_words(workers, index, kind, words):
     with pytest.raises(kind, match=words):
         next(batches)
     assert (loader.epoch, loader.cursor) == (0, 0)
+
+
+class Stained(KeyedStream):
+    def sample(self, record, index):
+        if index == 9:
+            raise ValueError("odd")
+        return record
+
+
+def test_the_traceback_names_the_record():
+    if sys.version_info < (3, 11):
+        pytest.skip("exceptions have no notes before Python 3.11")
+    failing = Failing(20, 9, __file__)
+    for dataset, where in ((failing, "in dataset[9]"), (Stained(20), "in sample(record, 9)")):
+        for workers in (0, 2):
+            loader = StatefulDataLoader(dataset, 4, num_workers=workers, collate_fn=list)
+            with pytest.raises((KeyError, ValueError)) as caught:
+                list(loader)
+            text = "".join(traceback.format_exception(caught.value))
+            assert where in text.replace("\\n", "\n")
+            assert "while the batch at epoch 0, position 8 was built" in text
 
 
 def report(samples):

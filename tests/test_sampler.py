@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from samples import Keyed, flat, indices
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
@@ -179,3 +180,32 @@ def test_the_sampler_inside_answers_set_epoch():
     assert {sample[1] for sample in flat(batches)} == {4}
     assert (loader.batch_size, loader.drop_last) == (BATCH, False)
     assert loader.batch_sampler.batch_size == BATCH
+
+
+class Dropout(Dataset):
+    """Draws from the workers' own RNGs, which a plain loader seeds."""
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index, int(torch.randint(2**60, ()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_tracking_leaves_the_main_process_alone(workers, persistent):
+    # Else what the model draws would depend on how often the run was resumed.
+    sampler, loader = pair(workers, persistent_workers=persistent and workers > 0)
+    before = torch.get_rng_state()
+    for _ in range(2):
+        assert len(indices(sampler.track(loader))) == N
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_workers_of_a_tracked_loader_draw_anew_in_every_epoch():
+    sampler, loader = pair(2, Dropout())
+    first = [flat(sampler.track(loader)) for _ in range(2)]
+    assert {sample[1] for sample in first[0]} & {sample[1] for sample in first[1]} == set()
+    sampler, loader = pair(2, Dropout())
+    assert [flat(sampler.track(loader)) for _ in range(2)] == first

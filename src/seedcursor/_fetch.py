@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -73,18 +74,18 @@ class Fetcher(Dataset[Built]):
             if self.owns_process and outer is None:
                 _rng.key_globals(request.key)
                 return self._build(request)
-            with _rng.turn:
-                saved = _rng.save_globals()
-                try:
-                    _rng.key_globals(request.key)
-                    return self._build(request)
-                finally:
-                    _rng.restore_globals(saved)
+            with _rng.globals_aside():
+                _rng.key_globals(request.key)
+                return self._build(request)
         except StopIteration as error:
             raise RuntimeError(
                 f"the dataset or collate_fn raised StopIteration for the batch at epoch "
                 f"{request.epoch}, position {request.position}; it would have ended the epoch early"
             ) from error
+        except Exception as error:
+            where = f"epoch {request.epoch}, position {request.position}"
+            _note(error, f"while the batch at {where} was built")
+            raise
         finally:
             _batch.leave(outer)
 
@@ -96,8 +97,24 @@ class Fetcher(Dataset[Built]):
         elif getattr(dataset, "__getitems__", None):
             samples = dataset.__getitems__(indices)
         else:
-            samples = [dataset[index] for index in indices]
+            samples = self._samples(indices)
         return Built(request.stop, False, [self._collate_fn(samples)])
+
+    def _samples(self, indices: Sequence[Any]) -> list[Any]:
+        dataset, left = self.dataset, iter(indices)
+        try:
+            return [dataset[index] for index in left]
+        except Exception as error:
+            # The iterator knows how far it came; counting would cost every batch.
+            index = indices[len(indices) - operator.length_hint(left) - 1]
+            _note(error, f"in dataset[{index!r}]")
+            raise
+
+
+def _note(error: Exception, text: str) -> None:
+    """Name the record in the traceback. Python 3.10 has no place for it."""
+    if hasattr(error, "add_note"):
+        error.add_note(f"seedcursor: {text}")
 
 
 class StreamFetcher(Fetcher):
@@ -170,7 +187,11 @@ class StreamFetcher(Fetcher):
         return self._records
 
     def _kept(self, record: Any, position: int) -> list[Any]:
-        sample = self.dataset.sample(record, position)
+        try:
+            sample = self.dataset.sample(record, position)
+        except Exception as error:
+            _note(error, f"in sample(record, {position})")
+            raise
         return [] if sample is SKIP else [sample]
 
     def _first_kept(self, first: int, end: int) -> list[Any]:

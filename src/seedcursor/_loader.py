@@ -16,7 +16,7 @@ from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
 from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrder
 from seedcursor._pass import Engine, Pass, Requests
 from seedcursor._plan import Plan, Positioned
-from seedcursor._position import Position
+from seedcursor._position import Position, checked_position
 from seedcursor._sampler import StatefulBatchSampler
 
 T_co = TypeVar("T_co", covariant=True)
@@ -200,10 +200,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             TypeError: An argument is not an integer.
             ValueError: An argument is out of range, or no batch starts there.
         """
-        start = Position(
-            _checks.epoch(epoch),
-            _checks.integer("cursor", cursor, limit=_checks.LENGTH_LIMIT),
-        )
+        start = checked_position(epoch, cursor, self._plan.order.length)
         request = next(Requests(self._plan, start), None)
         built = None if request is None else self._fetcher()[request]
         if built is None or not built.batch:

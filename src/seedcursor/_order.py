@@ -219,8 +219,7 @@ class KeyedIterator:
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[Iterator[Any]]:
-        with _rng.turn:
-            outside = _rng.save_globals()
+        with _rng.globals_aside():
             states = [generator.get_state() for generator in self._generators]
             try:
                 self._resume()
@@ -230,7 +229,6 @@ class KeyedIterator:
                 self._states = [generator.get_state() for generator in self._generators]
                 self._globals = _rng.take_globals()
             finally:
-                _rng.restore_globals(outside)
                 for generator, state in zip(self._generators, states, strict=True):
                     generator.set_state(state)
 

@@ -53,10 +53,8 @@ def read_state(
             f"state must have 'epoch' and 'cursor', got the keys {list(state)}; "
             f"missing: {missing}. Load what loader.state_dict() returned"
         )
-    position = Position(
-        _checks.epoch(state["epoch"]),
-        _checks.integer("cursor", state["cursor"], limit=_checks.LENGTH_LIMIT),
-    )
+    epoch = _checks.epoch(state["epoch"])
+    cursor = _checks.integer("cursor", state["cursor"], limit=_checks.LENGTH_LIMIT)
     differences = [
         f"{key}: saved {_checks.shown(state[key])}, "
         f"here {_checks.shown(expected.get(key, 'no such setting'))}"
@@ -66,18 +64,32 @@ def read_state(
     ]
     if differences:
         message = (
-            "the state was saved by a loader with other settings ("
-            + "; ".join(differences)
-            + "). Build the loader as it was built then"
+            "the state was saved by a loader with other settings (" + "; ".join(differences) + ")"
         )
         if strict:
-            raise ValueError(message + ", or pass strict=False to resume all the same")
+            raise ValueError(
+                message + ". Build the loader as it was built then; or go to the start of an epoch "
+                "by set_epoch(); or pass strict=False, which repeats samples or leaves some out if "
+                "the order is another"
+            )
         warnings.warn(message, UserWarning, stacklevel=3)
-    length = expected["length"]
+    return checked_position(epoch, cursor, expected["length"])
+
+
+def checked_position(epoch: object, cursor: object, length: int | None) -> Position:
+    """A position in an epoch of this length, None if that is unknown.
+
+    Raises:
+        TypeError: The epoch or the cursor is not an integer.
+        ValueError: One is out of range.
+    """
+    position = Position(
+        _checks.epoch(epoch), _checks.integer("cursor", cursor, limit=_checks.LENGTH_LIMIT)
+    )
     if length is not None and position.cursor > length:
         raise ValueError(
             f"cursor must be at most the length {length} of this dataset, got {position.cursor}; "
-            "the state belongs to a longer one"
+            "does it belong to a longer one?"
         )
     return position
 
@@ -239,7 +251,8 @@ class Run:
             warnings.warn(
                 f"nothing is left of epoch {self.position.epoch} at the loaded cursor "
                 f"{self.position.cursor}, so this pass is empty; the next is epoch "
-                f"{self.position.epoch + 1}",
+                f"{self.position.epoch + 1}. That is right if the state was saved at the epoch's "
+                "last batch",
                 UserWarning,
                 stacklevel=3,
             )

@@ -216,6 +216,17 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextlib.contextmanager
+def globals_aside() -> Iterator[None]:
+    """The main process's global RNGs set aside for a while; other threads wait for their turn."""
+    with turn:
+        saved = save_globals()
+        try:
+            yield
+        finally:
+            restore_globals(saved)
+
+
+@contextlib.contextmanager
 def keyed_globals(key: bytes) -> Iterator[None]:
     """The three global RNGs keyed inside, untouched outside.
 
@@ -229,11 +240,8 @@ def keyed_globals(key: bytes) -> Iterator[None]:
             "the process, so use one thread at a time, or draw from rng(index) in threads"
         )
     try:
-        saved = save_globals()
-        try:
+        with globals_aside():
             key_globals(key)
             yield
-        finally:
-            restore_globals(saved)
     finally:
         mine.release()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch.utils.data import Sampler
 
-from seedcursor import _checks, _keyed, _world
+from seedcursor import _checks, _keyed, _rng, _world
 from seedcursor._order import KeyedOrder
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Progress, Run
@@ -157,7 +157,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         stops: deque[int] = deque()
         self._tracked = run, stops
         empty = True
-        for batch in loader:
+        for batch in self._iterator(loader):
             if not stops:
                 raise _not_drawn()
             run.check()
@@ -167,6 +167,16 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         if not run.begun:
             raise _not_drawn()
         run.finish(empty=empty)
+
+    def _iterator(self, loader: Iterable[T]) -> Iterator[T]:
+        # Here a DataLoader draws its workers' seeds from the main process's global RNG, which must
+        # neither move, for what the model draws to resume, nor seed two epochs alike.
+        plan = self._plan
+        start, rank = plan.progress.position, f"rank {plan.shape().rank}"
+        key = _rng.global_key(plan.seed, start.epoch, start.cursor, rank, "worker")
+        with _rng.globals_aside():
+            _rng.key_globals(key)
+            return iter(loader)
 
 
 def _not_drawn() -> RuntimeError:

@@ -122,12 +122,8 @@ class SeededDataset(StatefulDataset[Any]):
         # While a batch is built, and in a worker, whoever keyed the globals last puts them back.
         if _batch.current() is not None or get_worker_info() is not None:
             return self._fetch(indices)
-        with _rng.turn:
-            saved = _rng.save_globals()
-            try:
-                return self._fetch(indices)
-            finally:
-                _rng.restore_globals(saved)
+        with _rng.globals_aside():
+            return self._fetch(indices)
 
     def _fetch(self, indices: Sequence[Any]) -> list[Any]:
         checked = [_checks.index(index) for index in indices]
