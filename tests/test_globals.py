@@ -64,7 +64,8 @@ def unmoved():
 
 @contextlib.contextmanager
 def put_back():
-    python, numpy, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python, torchs = random.getstate(), torch.get_rng_state()
+    numpy = np.random.get_state(legacy=False)
     try:
         yield
     finally:
@@ -222,6 +223,17 @@ def test_a_sampler_that_draws_as_it_goes_feels_nobody_and_is_not_felt(workers):
     assert seen == alone
     with unmoved():
         assert flat(passes("sampled", 0, sampler=DrawingSampler())) == alone
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+def test_a_sampler_goes_on_from_one_batch_to_the_next(batch_size):
+    def order(batch_size):
+        loader = StatefulDataLoader(
+            Keyed(100), batch_size, sampler=DrawingSampler(), collate_fn=list
+        )
+        return [sample[0] for sample in flat(loader)]
+
+    assert order(batch_size) == order(N)
 
 
 @whatever_is_kept
@@ -418,14 +430,18 @@ def test_no_word_keys_two_of_the_global_rngs():
         assert len(set(words.tolist())) == 10
 
 
-def test_python_and_numpy_draw_apart_though_both_are_mersenne_twisters():
-    for index in range(200):
+def test_none_of_the_three_is_seeded_with_anothers_words():
+    # All three are Mersenne Twisters, so equal seeds would give equal draws.
+    for index in range(100):
         with StatefulDataset(seed=3).seeded(index):
-            ours = {random.getrandbits(32) for _ in range(20)}
-            numpys_own = np.random.randint(2**32, size=20, dtype=np.uint32).tolist()
-            assert not ours & set(numpys_own)
-            # Each must hang on its own words, and not on a seed that it shares with the others.
-            assert torch.initial_seed() % 2**32 not in ours | set(numpys_own)
+            python, numpys_own = random.getstate()[1][:624], np.random.get_state()[1].tolist()
+            seed = torch.initial_seed()
+        assert list(python) != numpys_own
+        for guess in (seed, seed % 2**32, seed >> 32):
+            words = [guess % 2**32] if guess < 2**32 else [guess % 2**32, guess >> 32]
+            assert random.Random(guess).getstate()[1][:624] != python
+            assert np.random.RandomState(words).get_state()[1].tolist() != numpys_own
+            assert np.random.RandomState(words[0]).get_state()[1].tolist() != numpys_own
 
 
 def test_global_keys_of_a_batch_are_those_made_alone():
@@ -764,6 +780,15 @@ def test_a_state_without_a_part_of_numpys_changes_nothing(path):
         load_rng_state_dict(state)
 
 
+@pytest.mark.parametrize("place", [-1, 5, 10**6])
+def test_a_philox_that_would_read_beyond_its_buffer_changes_nothing(place):
+    with numpys(np.random.Philox(3)):
+        state = replaced(rng_state_dict(), ("numpy", "buffer_pos"), place)
+        draw()
+        with put_back(), unmoved(), pytest.raises(ValueError, match="state"):
+            load_rng_state_dict(state)
+
+
 junk = st.one_of(
     st.none(),
     st.booleans(),
@@ -837,6 +862,7 @@ def machine(monkeypatch):
     def build(**modules):
         for name in ("cuda", "xpu", "mps"):
             monkeypatch.setattr(torch, name, modules.get(name) or accelerator(0))
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: "mps" in modules)
 
     return build
 

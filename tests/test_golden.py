@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from seedcursor import KeyedPermutation, StatefulDataLoader, StatefulDataset, sample_rng
+from seedcursor import (
+    KeyedPermutation,
+    SeededDataset,
+    StatefulDataLoader,
+    StatefulDataset,
+    batch_rng,
+    sample_rng,
+    seeded,
+)
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 FORMAT = (
@@ -41,31 +49,6 @@ def globals_seen():
     )
 
 
-def keys(case):
-    dataset = StatefulDataset(seed=case["seed"])
-    dataset.set_epoch(case["epoch"])
-    key = case["index"], case["stream"]
-    ours = sample_rng(case["seed"], case["epoch"], *key)
-    drawn = {
-        "words": hexes(ours.bit_generator.seed_seq.generate_state(8)),
-        "raw": hexes(ours.bit_generator.random_raw(3)),
-        "torch": hexes([dataset.torch_rng(*key).initial_seed()]),
-        "python": hexes([dataset.python_rng(*key).getrandbits(64)]),
-    }
-    with dataset.seeded(*key):
-        return drawn | {"globals": globals_seen()}
-
-
-def workers(case):
-    torch.manual_seed(case["torch_seed"])
-    return {"raw": hexes(StatefulDataset().worker_rng.bit_generator.random_raw(3))}
-
-
-def permutations(case):
-    order = KeyedPermutation(case["n"], case["seed"], case["epoch"])
-    return {"first": order[:20].tolist(), "last": order[-3:].tolist()}
-
-
 class Indices:
     """A dataset of which each sample is its index, and what the global RNGs are keyed with."""
 
@@ -79,11 +62,48 @@ class Indices:
         return index, globals_seen()
 
 
+def keys(case):
+    dataset = StatefulDataset(seed=case["seed"])
+    dataset.set_epoch(case["epoch"])
+    key = case["index"], case["stream"]
+    ours = sample_rng(case["seed"], case["epoch"], *key)
+    drawn = {
+        "words": hexes(ours.bit_generator.seed_seq.generate_state(8)),
+        "raw": hexes(ours.bit_generator.random_raw(3)),
+        "torch": hexes([dataset.torch_rng(*key).initial_seed()]),
+        "python": hexes([dataset.python_rng(*key).getrandbits(64)]),
+    }
+    with dataset.seeded(*key):
+        drawn["globals"] = globals_seen()
+    with seeded(case["seed"], case["epoch"], *key):
+        assert globals_seen() == drawn["globals"]
+    if case["stream"] is None:
+        wrapped = SeededDataset(Indices(1), seed=case["seed"])
+        wrapped.set_epoch(case["epoch"])
+        assert wrapped[case["index"]] == (case["index"], drawn["globals"])
+    return drawn
+
+
+def workers(case):
+    torch.manual_seed(case["torch_seed"])
+    return {"raw": hexes(StatefulDataset().worker_rng.bit_generator.random_raw(3))}
+
+
+def permutations(case):
+    order = KeyedPermutation(case["n"], case["seed"], case["epoch"])
+    return {"first": order[:20].tolist(), "last": order[-3:].tolist()}
+
+
+def with_batch_keys(samples):
+    words = [rng.bit_generator.random_raw() for rng in (batch_rng(), batch_rng("mix"))]
+    return [[index for index, _ in samples], samples[0][1], hexes(words)]
+
+
 def loaders(case):
     options = {name: value for name, value in case.items() if name not in ("n", "epoch", "batches")}
-    loader = StatefulDataLoader(Indices(case["n"]), collate_fn=list, **options)
+    loader = StatefulDataLoader(Indices(case["n"]), collate_fn=with_batch_keys, **options)
     loader.set_epoch(case["epoch"])
-    return {"batches": [[[sample[0] for sample in batch], batch[0][1]] for batch in loader]}
+    return {"batches": list(loader)}
 
 
 class Drawn:

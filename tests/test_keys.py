@@ -17,7 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import flat
 
-from seedcursor import KeyedPermutation, StatefulDataLoader, StatefulDataset, _keys, sample_rng
+from seedcursor import (
+    KeyedPermutation,
+    StatefulDataLoader,
+    StatefulDataset,
+    _keys,
+    batch_rng,
+    sample_rng,
+    seeded,
+)
 
 SEEDS = [0, 1, 5, 2**32 - 1, 2**32, 2**63, 2**64 + 5, 2**128 - 1]
 EPOCHS = [0, 1, 7, 2**32 - 1]
@@ -325,12 +333,14 @@ def test_keys_that_are_easily_taken_for_each_other(one, other):
     assert not same(sample_rng(*one, "crop"), sample_rng(*other, "crop"))
 
 
+DOMAINS = ["order", "batch", "batch_rng", "global", "sampler", "sampler.generator", "python"]
+DOMAINS += ["torch", "worker", "seed_worker"]
+
+
 def test_every_domain_has_keys_of_its_own():
     seen = set()
     count = 0
-    for epoch, domain in itertools.product(
-        GRID_EPOCHS, ["order", "batch", "global", "sampler", "sampler.generator", "python", "torch"]
-    ):
+    for epoch, domain in itertools.product(GRID_EPOCHS, DOMAINS):
         for index in (None, 0, 1, 5, 2**32 + 5):
             state = _keys.sequence(5, epoch, index, domain=domain).generate_state(4)
             seen.add(tuple(state.tolist()))
@@ -351,26 +361,26 @@ def test_an_order_is_keyed_in_its_domain(epoch):
 
 
 class GlobalWords(StatefulDataset):
-    """Each sample is what the global RNGs draw, and what they would if keyed by the sample."""
+    """Each sample is what is drawn for its batch, and what is drawn for the sample itself."""
 
     def __len__(self):
         return 8
 
     def __getitem__(self, index):
-        batch = random.getrandbits(64), np.random.bytes(8), torch.initial_seed()
-        with self.seeded(index):
-            sample = random.getrandbits(64), np.random.bytes(8), torch.initial_seed()
-        return batch, sample
+        words = [random.getrandbits(64), np.random.bytes(8), torch.initial_seed()]
+        for stream in (None, "crop"):
+            words += [int(batch_rng(stream).bit_generator.random_raw())]
+            words += firsts(self, index, stream)
+        return words
 
 
 def test_batches_are_keyed_apart_from_samples():
-    loader = StatefulDataLoader(GlobalWords(seed=3), 1, collate_fn=list)
-    dataset = loader.dataset
-    words = []
-    for index, (batch, sample) in enumerate(flat(loader)):
-        words += [*batch, *sample, dataset.torch_rng(index).initial_seed()]
-        words += [dataset.python_rng(index).getrandbits(64)]
-    assert len(set(words)) == len(words)
+    words = list(
+        itertools.chain.from_iterable(
+            flat(StatefulDataLoader(GlobalWords(seed=3), 1, collate_fn=list))
+        )
+    )
+    assert len(set(words)) == len(words) == 8 * (3 + 2 * 7)
 
 
 def test_a_workers_generator_is_keyed_apart_from_samples():
@@ -487,6 +497,7 @@ def calls(name, value):
     arguments = {"seed": 0, "epoch": 0, "index": 0} | {name: value}
     yield lambda: sample_rng(**arguments)
     yield lambda: sample_rng(**arguments, stream="crop")
+    yield lambda: seeded(**arguments)
     if name == "seed":
         yield lambda: StatefulDataset(seed=value)
         yield lambda: setattr(dataset, "seed", value)

@@ -549,7 +549,7 @@ INTEGERS = {
     "n": (permutation,),
 }
 OUT_OF_RANGE = {
-    "batch_size": (0, -1),
+    "batch_size": (0, -1, 2**31),
     "num_workers": (-1,),
     "seed": (-1, 2**128),
     "epoch": (-1, 2**32),
