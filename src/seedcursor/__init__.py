@@ -8,8 +8,9 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _checks  _sharding
 #   _keys  _position  _world
 #   _permutation  _rng  _process
-#   _batch  _order  _worker
-#   _keyed  _plan
+#   _batch  _worker
+#   _keyed  _order
+#   _plan
 #   _dataset  _sampler
 #   _fetch  _wrapper
 #   _pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 
 import numpy as np
@@ -24,11 +24,20 @@ class Batch:
         epoch: The pass's.
         position: Of the batch's first sample.
         indices: What is fetched.
+        dataset: What it is fetched from.
     """
 
-    __slots__ = ("_rows", "epoch", "indices", "position", "seed")
+    __slots__ = ("_rows", "dataset", "epoch", "indices", "position", "seed")
 
-    def __init__(self, seed: int, epoch: int, position: int, indices: Sequence[object]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        epoch: int,
+        position: int,
+        indices: Sequence[object] = (),
+        dataset: object = None,
+    ) -> None:
+        self.dataset = dataset
         self.seed = seed
         self.epoch = epoch
         self.position = position
@@ -91,7 +100,9 @@ def batch_rng(stream: str | None = None) -> np.random.Generator:
         H. Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018.
     """
     stream = _checks.stream(stream)
-    batch = current()
+    batch = own()
+    if batch is None and len(_building) == 1:
+        batch = helped(lambda _: True)
     if batch is None:
         raise RuntimeError(
             "batch_rng() has no batch here: call it in collate_fn or __getitem__ while a "
@@ -102,42 +113,58 @@ def batch_rng(stream: str | None = None) -> np.random.Generator:
 
 
 _building: dict[int, Batch] = {}
+
+
+def _keep_own() -> None:
+    """In a forked child there is one thread: the one that forked."""
+    batch = _building.get(get_ident())
+    _building.clear()
+    if batch is not None:
+        _building[get_ident()] = batch
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_building.clear)
+    os.register_at_fork(after_in_child=_keep_own)
 
 
-def current() -> Batch | None:
-    """The batch that this thread builds, or helps to build.
+def any_building() -> bool:
+    """Whether any thread builds a batch."""
+    return bool(_building)
 
-    A thread without a batch of its own helps with the only one there is: a pool inside
-    ``__getitem__`` sees its epoch.
+
+def own() -> Batch | None:
+    """The batch that this thread builds."""
+    return _building.get(get_ident())
+
+
+def helped(belongs: Callable[[Batch], bool]) -> Batch | None:
+    """The batch that another thread builds, and this one helps with.
+
+    A pool inside ``__getitem__`` must see the epoch of its batch.
+
+    Args:
+        belongs: Whether what this thread does belongs to a batch.
 
     Raises:
-        RuntimeError: Several threads build batches, and this thread is none of them.
+        RuntimeError: It belongs to batches of several epochs.
     """
-    batch = _building.get(get_ident())
-    if batch is not None or not _building:
-        return batch
-    batches = list(_building.values())
-    if len({other.epoch for other in batches}) > 1:
+    batches = [batch for batch in list(_building.values()) if belongs(batch)]
+    if len({batch.epoch for batch in batches}) > 1:
         raise RuntimeError(
-            "several threads build batches of different epochs, and this thread belongs to none of "
-            "them: draw the generator in the thread that builds the batch, and hand it over"
+            "several threads build batches of this dataset, of different epochs, and this thread "
+            "is none of them: draw in the thread that builds the batch, and hand over what is drawn"
         )
     return batches[0] if batches else None
 
 
-def enter(batch: Batch) -> Batch | None:
-    """Make it this thread's batch; returns the one it was inside, for `leave`."""
-    thread = get_ident()
-    outer = _building.get(thread)
-    _building[thread] = batch
-    return outer
+def enter(batch: Batch) -> None:
+    """Make it this thread's batch."""
+    _building[get_ident()] = batch
 
 
 def leave(outer: Batch | None) -> None:
-    """The batch is built."""
+    """The batch is built, or was never begun; ``outer`` is the one around it."""
     if outer is None:
-        del _building[get_ident()]
+        _building.pop(get_ident(), None)
     else:
         _building[get_ident()] = outer

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset
 
 from seedcursor import _batch, _checks, _rng, _world
-from seedcursor._keyed import Keyed
+from seedcursor._keyed import Keyed, world_of
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -153,18 +153,12 @@ class StatefulIterableDataset(Keyed, IterableDataset[T_co]):
         return record
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world_size = self._world()
+        rank, world_size = world_of(self)
         # While a batch is built, whoever builds it has shared out the records.
-        worker, num_workers = (0, 1) if _batch.current() else _world.current_worker()
+        worker, num_workers = (0, 1) if _batch.own() else _world.current_worker()
         mine, everyone = rank + world_size * worker, world_size * num_workers
         for position, record in enumerate(self.records(0)):
             if position % everyone == mine:
                 sample = self.sample(record, position)
                 if sample is not SKIP:
                     yield sample
-
-    def _world(self) -> tuple[int, int]:
-        captured = self._root.parent_world
-        if captured is not None and get_worker_info() is not None:
-            return captured
-        return _world.current_world()

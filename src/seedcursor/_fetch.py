@@ -68,9 +68,12 @@ class Fetcher(Dataset[Built]):
         self.owns_process = False
 
     def __getitem__(self, request: Request) -> Built:
-        batch = _batch.Batch(self._seed, request.epoch, request.position, request.indices)
-        outer = _batch.enter(batch)
+        batch = _batch.Batch(
+            self._seed, request.epoch, request.position, request.indices, self.dataset
+        )
+        outer = _batch.own()
         try:
+            _batch.enter(batch)
             if self.owns_process and outer is None:
                 _rng.key_globals(request.key)
                 return self._build(request)

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -15,8 +16,6 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from seedcursor import _batch, _checks, _keys, _rng, _world
-
-_ROOT = "_seedcursor_root"
 
 
 class _Root:
@@ -44,10 +43,42 @@ def _spawned_root(seed: int, shared_epoch: Any, parent_world: tuple[int, int]) -
     return root
 
 
+# By the id of its dataset, and not in its __dict__, which users copy, replace and clear.
+_roots: dict[int, tuple[weakref.ref[Keyed], _Root]] = {}
+
+
+def _plant(dataset: Keyed, root: _Root) -> None:
+    number = id(dataset)
+    _roots[number] = weakref.ref(dataset, lambda _: _roots.pop(number, None)), root
+
+
+def _root(dataset: Keyed) -> _Root:
+    return _roots[id(dataset)][1]
+
+
 def _rebuild(make: Callable[..., Keyed], args: tuple[Any, ...], root: _Root) -> Keyed:
     dataset = make(*args)
-    dataset.__dict__[_ROOT] = root
+    _plant(dataset, root)
     return dataset
+
+
+def _batch_of(dataset: Keyed) -> _batch.Batch | None:
+    """The batch that is being built of a dataset, by this thread or with its help."""
+    batch = _batch.own()
+    if batch is not None or not _batch.any_building():
+        return batch
+    return _batch.helped(lambda batch: any(part is dataset for part in parts(batch.dataset)))
+
+
+def _epoch(dataset: Keyed) -> int:
+    batch = _batch_of(dataset)
+    return int(_root(dataset).shared_epoch.value) if batch is None else batch.epoch
+
+
+def _key(dataset: Keyed, index: object, stream: object) -> tuple[int, int, int | str, str | None]:
+    # A subclass may have a field named seed of its own, unchecked until now.
+    seed = _checks.seed(dataset.seed)
+    return seed, _epoch(dataset), _checks.index(index), _checks.stream(stream)
 
 
 class _Seed:
@@ -60,13 +91,10 @@ class _Seed:
     def __get__(self, dataset: Keyed | None, owner: type) -> int:
         if dataset is None:
             raise AttributeError("seed")
-        try:
-            return dataset.__dict__[_ROOT].seed  # type: ignore[no-any-return]
-        except KeyError:
-            return dataset._root.seed
+        return _root(dataset).seed
 
     def __set__(self, dataset: Keyed, seed: int) -> None:
-        dataset._root.seed = _checks.seed(seed)
+        _root(dataset).seed = _checks.seed(seed)
 
 
 class Keyed:
@@ -74,21 +102,26 @@ class Keyed:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Here and not in __init__, which attrs classes and dataclasses never call.
-        dataset = super().__new__(cls)
-        dataset.__dict__[_ROOT] = _Root()
+        make: Any = super().__new__
+        dataset = make(cls) if make is object.__new__ else make(cls, *args, **kwargs)
+        _plant(dataset, _Root())
         return dataset
 
     def __init__(self, seed: int = 0) -> None:
-        object.__setattr__(self, "seed", seed)  # a frozen subclass refuses self.seed = seed
+        seed = _checks.seed(seed)
+        # A field or a property named seed of the subclass's own is left as it is by the default.
+        if seed:
+            object.__setattr__(self, "seed", seed)  # frozen classes refuse self.seed = seed
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "epoch" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} has an attribute named epoch, which would hide the epoch that its "
+                "samples are drawn for; give it another name"
+            )
 
     seed = _Seed()
-
-    @property
-    def _root(self) -> _Root:
-        root: _Root | None = self.__dict__.get(_ROOT)
-        if root is None:  # a user's __setstate__ may have replaced __dict__
-            root = self.__dict__[_ROOT] = _Root()
-        return root
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Not __getstate__, which users and attrs write for themselves.
@@ -96,9 +129,7 @@ class Keyed:
         if isinstance(reduced, str):
             return reduced
         make, args, *rest = reduced
-        if rest and isinstance(rest[0], dict):
-            rest[0] = {name: value for name, value in rest[0].items() if name != _ROOT}
-        root = self._root
+        root = _root(self)
         if get_spawning_popen() is None:
             root = _Root(root.seed, root.shared_epoch.value)
         return _rebuild, (make, args, root), *rest
@@ -106,10 +137,11 @@ class Keyed:
     @property
     def epoch(self) -> int:
         """The epoch that is drawn for: that of the batch being built, else the one set."""
-        batch = _batch.current()
-        if batch is not None:
-            return batch.epoch
-        return int(self._root.shared_epoch.value)
+        return _epoch(self)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        raise AttributeError(f"epoch is set by set_epoch({epoch!r}), which reaches the workers too")
 
     def set_epoch(self, epoch: int) -> None:
         """Draw for this epoch from now on, in worker processes that run already too.
@@ -124,7 +156,7 @@ class Keyed:
             TypeError: Not an integer.
             ValueError: Out of range.
         """
-        self._root.shared_epoch.value = _checks.epoch(epoch)
+        _root(self).shared_epoch.value = _checks.epoch(epoch)
 
     def rng(self, index: int | str, stream: str | None = None) -> np.random.Generator:
         """A new generator at the start of the stream keyed ``(seed, epoch, index, stream)``.
@@ -158,14 +190,13 @@ class Keyed:
         References:
             NumPy's NEP 19 and ``SeedSequence``: spawn keys give independent streams.
         """
-        batch = _batch.current()
+        batch = _batch.own()
         # What is in a batch was checked, so this is the fast way.
         if batch is not None and type(index) is int and (stream is None or type(stream) is str):
             ready = batch.ready_generator(self.seed, index, stream)
             if ready is not None:
                 return ready
-        index, stream, seed = self._key(index, stream)
-        return _rng.generator(seed, self.epoch, index, stream)
+        return _rng.generator(*_key(self, index, stream))
 
     def torch_rng(self, index: int | str, stream: str | None = None) -> torch.Generator:
         """Like `rng`, as a CPU ``torch.Generator`` that is independent of it.
@@ -182,8 +213,7 @@ class Keyed:
             TypeError: ``index`` is neither an int nor a str, or ``stream`` not a str.
             ValueError: ``index`` is out of range.
         """
-        index, stream, seed = self._key(index, stream)
-        return _rng.torch_generator(seed, self.epoch, index, stream)
+        return _rng.torch_generator(*_key(self, index, stream))
 
     def python_rng(self, index: int | str, stream: str | None = None) -> random.Random:
         """Like `rng`, as a ``random.Random`` that is independent of it.
@@ -196,8 +226,7 @@ class Keyed:
             TypeError: ``index`` is neither an int nor a str, or ``stream`` not a str.
             ValueError: ``index`` is out of range.
         """
-        index, stream, seed = self._key(index, stream)
-        return _rng.python_generator(seed, self.epoch, index, stream)
+        return _rng.python_generator(*_key(self, index, stream))
 
     def seeded(
         self, index: int | str, stream: str | None = None
@@ -227,8 +256,7 @@ class Keyed:
             ...     first == random.random()
             True
         """
-        index, stream, seed = self._key(index, stream)
-        return _rng.keyed_globals(_rng.global_key(seed, self.epoch, index, stream, "global"))
+        return _rng.keyed_globals(_rng.global_key(*_key(self, index, stream), "global"))
 
     @property
     def worker_rng(self) -> np.random.Generator:
@@ -238,7 +266,7 @@ class Keyed:
         main process from ``torch.initial_seed()``, and moves as it is drawn from. A resume does
         **not** replay it: never let a sample depend on it.
         """
-        root, process = self._root, os.getpid()
+        root, process = _root(self), os.getpid()
         if root.worker_rng is None or root.worker_rng[0] != process:
             info = get_worker_info()
             seed = torch.initial_seed() if info is None else info.seed
@@ -246,9 +274,13 @@ class Keyed:
             root.worker_rng = process, np.random.Generator(np.random.PCG64(words))
         return root.worker_rng[1]
 
-    def _key(self, index: int | str, stream: str | None) -> tuple[int | str, str | None, int]:
-        # A subclass may have a field named seed of its own, unchecked until now.
-        return _checks.index(index), _checks.stream(stream), _checks.seed(self.seed)
+
+def world_of(dataset: Keyed) -> tuple[int, int]:
+    """Rank and world size, in a started worker those of the process that started it."""
+    captured = _root(dataset).parent_world
+    if captured is not None and get_worker_info() is not None:
+        return captured
+    return _world.current_world()
 
 
 def parts(dataset: object) -> Iterator[object]:
@@ -261,9 +293,14 @@ def parts(dataset: object) -> Iterator[object]:
             continue
         seen.add(id(part))
         yield part
-        held = list(getattr(part, "__dict__", {}).values())
-        members = getattr(part, "datasets", ())
-        held += members.values() if isinstance(members, dict) else members
+        attributes = getattr(part, "__dict__", {})
+        held = list(attributes.values())
+        # Other lists are not searched: they may be the data.
+        members = attributes.get("datasets")
+        if isinstance(members, (list, tuple)):
+            held += members
+        elif isinstance(members, dict):
+            held += members.values()
         waiting += [item for item in reversed(held) if isinstance(item, Dataset)]
 
 

@@ -17,7 +17,7 @@ from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrde
 from seedcursor._pass import Engine, Pass, Requests
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, checked_position
-from seedcursor._sampler import StatefulBatchSampler
+from seedcursor._sampler import LoaderBatches, OrderSampler, StatefulBatchSampler
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -115,16 +115,20 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             )
         if batch_size is not None:
             batch_size = _checks.integer("batch_size", batch_size, low=1, limit=2**31)
-        batches: StatefulBatchSampler | None = None
+        if isinstance(sampler, OrderSampler):  # another loader's: take over what it stands for
+            taken = sampler.order
+            sampler, shuffle, seed = None, taken.shuffle, taken.seed if seed is None else seed
+        batches: LoaderBatches | None = None
         if isinstance(batch_sampler, StatefulBatchSampler):
-            if not seed is rank is world_size is None:
+            if not (seed is rank is world_size is None and pad):
                 raise ValueError(
-                    "seed, rank and world_size belong to the StatefulBatchSampler here, got "
-                    f"seed={seed!r}, rank={rank!r}, world_size={world_size!r}; give them to it"
+                    "seed, rank, world_size and pad belong to the StatefulBatchSampler here, got "
+                    f"seed={seed!r}, rank={rank!r}, world_size={world_size!r}, pad={pad!r}; "
+                    "give them to it"
                 )
             self._plan = batch_sampler._plan
         elif sampler is batch_sampler is None and not isinstance(dataset, IterableDataset):
-            batches = StatefulBatchSampler(
+            batches = LoaderBatches(
                 dataset,  # type: ignore[arg-type]  # _check_dataset saw its length
                 1 if batch_size is None else batch_size,
                 shuffle=bool(shuffle),
@@ -141,7 +145,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             self._plan = Plan(
                 order=_foreign_order(dataset, root, sampler, batch_sampler),
                 seed=root,
-                shuffle=False,
+                shuffle=False if isinstance(dataset, IterableDataset) else None,
                 batch_size=1 if batch_size is None else batch_size,
                 drop_last=bool(drop_last),
                 pad=bool(pad),
@@ -200,7 +204,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             TypeError: An argument is not an integer.
             ValueError: An argument is out of range, or no batch starts there.
         """
-        start = checked_position(epoch, cursor, self._plan.order.length)
+        start = checked_position(epoch, cursor, self._plan.order.limit)
         request = next(Requests(self._plan, start), None)
         built = None if request is None else self._fetcher()[request]
         if built is None or not built.batch:
@@ -268,4 +272,6 @@ def _worker_seeds(plan: Plan, start: Position) -> torch.Generator:
     """What the workers' own seeds are drawn from, in place of the global RNG."""
     rank, _ = plan.world or _world.current_world()
     words = _keys.sequence(plan.seed, start.epoch, start.cursor, f"rank {rank}", "worker")
-    return torch.Generator().manual_seed(int(words.generate_state(1, np.uint64)[0]))
+    # PyTorch draws with it on the default device.
+    generator = torch.Generator(torch.get_default_device())
+    return generator.manual_seed(int(words.generate_state(1, np.uint64)[0]))

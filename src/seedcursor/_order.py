@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from seedcursor import _keys, _rng
+from seedcursor import _batch, _keys, _rng
 from seedcursor._permutation import SLICE, KeyedPermutation
 from seedcursor._position import Position
 from seedcursor._sharding import Shape
@@ -44,6 +44,10 @@ class Order(Protocol):
     def length(self) -> int | None:
         """Positions in an epoch; None if that is not known."""
 
+    @property
+    def limit(self) -> int | None:
+        """The largest cursor that there can be; None if that is not known."""
+
     def count(self, shape: Shape) -> int:
         """Steps in an epoch; TypeError if that is not known."""
 
@@ -56,12 +60,16 @@ class KeyedOrder:
 
     def __init__(self, sized: Sized | int, seed: int, shuffle: bool) -> None:
         self._sized = sized
-        self._seed = seed
-        self._shuffle = shuffle
+        self.seed = seed
+        self.shuffle = shuffle
 
     @property
     def length(self) -> int:
         return self._sized if isinstance(self._sized, int) else len(self._sized)
+
+    @property
+    def limit(self) -> int:
+        return self.length
 
     def count(self, shape: Shape) -> int:
         return shape.steps(self.length)
@@ -69,8 +77,8 @@ class KeyedOrder:
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
         length, size, span = self.length, shape.batch_size, shape.span
         order: Any = range(length)
-        if self._shuffle:
-            order = KeyedPermutation(length, self._seed, start.epoch)
+        if self.shuffle:
+            order = KeyedPermutation(length, self.seed, start.epoch)
         short = start.cursor + (length - start.cursor) // span * span
         # Full steps go on with one stride, so a rank's indices come in slices: first a small one,
         # for a quick first batch.
@@ -78,7 +86,7 @@ class KeyedOrder:
         while first < short:
             last = min(first + count * span, short)
             places = order[first + shape.rank : last : shape.world_size]
-            indices = places.tolist() if self._shuffle else list(places)
+            indices = places.tolist() if self.shuffle else list(places)
             for k, begin in enumerate(range(first, last, span)):
                 own = indices[k * size : (k + 1) * size]
                 yield Step(begin + shape.rank, begin + span, own)
@@ -101,7 +109,11 @@ class SamplerOrder:
 
     @property
     def length(self) -> int | None:
-        return len(self._sampler) if isinstance(self._sampler, Sized) else None
+        return _length(self._sampler)
+
+    @property
+    def limit(self) -> int | None:
+        return self.length
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._sampler))  # type: ignore[arg-type]
@@ -132,6 +144,10 @@ class BatchSamplerOrder:
 
     @property
     def length(self) -> None:
+        return None
+
+    @property
+    def limit(self) -> None:
         return None
 
     def count(self, shape: Shape) -> int:
@@ -173,7 +189,12 @@ class StreamOrder:
 
     @property
     def length(self) -> int | None:
-        return len(self._dataset) if isinstance(self._dataset, Sized) else None
+        return _length(self._dataset)
+
+    @property
+    def limit(self) -> None:
+        # Its length may count the samples that are left, and the cursor counts records.
+        return None
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._dataset))  # type: ignore[arg-type]
@@ -182,6 +203,14 @@ class StreamOrder:
         for first in itertools.count(start.cursor, shape.span):
             stop = first + shape.span
             yield Step(first + shape.rank, stop, shape.share(first, stop))
+
+
+def _length(sized: object) -> int | None:
+    """Its length, or None if it has none or won't tell."""
+    try:
+        return len(sized)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
 
 
 class KeyedIterator:
@@ -193,14 +222,11 @@ class KeyedIterator:
 
     def __init__(self, sampler: Iterable[Any], seed: int, epoch: int) -> None:
         self._sampler = sampler
+        self._seed = seed
+        self._epoch = epoch
         self._iterator: Iterator[Any] | None = None
-        self._generators: list[torch.Generator] = []
-        for part in _sampler_parts(sampler):
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
-                set_epoch(epoch)
-            generator = getattr(part, "generator", None)
-            if isinstance(generator, torch.Generator):
-                self._generators.append(generator)
+        held = [getattr(part, "generator", None) for part in _sampler_parts(sampler)]
+        self._generators = [each for each in held if isinstance(each, torch.Generator)]
         self._key = _rng.global_key(seed, epoch, None, None, "sampler")
         words = _keys.sequence(seed, epoch, domain="sampler.generator")
         self._words = words.generate_state(len(self._generators), np.uint64).tolist()
@@ -219,9 +245,12 @@ class KeyedIterator:
 
     @contextlib.contextmanager
     def _drawing(self) -> Iterator[Iterator[Any]]:
+        outer = _batch.own()
         with _rng.globals_aside():
             states = [generator.get_state() for generator in self._generators]
             try:
+                # A sampler may ask the dataset for its epoch, or draw from it.
+                _batch.enter(_batch.Batch(self._seed, self._epoch, 0))
                 self._resume()
                 if self._iterator is None:
                     self._iterator = iter(self._sampler)
@@ -229,10 +258,14 @@ class KeyedIterator:
                 self._states = [generator.get_state() for generator in self._generators]
                 self._globals = _rng.take_globals()
             finally:
+                _batch.leave(outer)
                 for generator, state in zip(self._generators, states, strict=True):
                     generator.set_state(state)
 
     def _resume(self) -> None:
+        for part in _sampler_parts(self._sampler):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(self._epoch)
         if self._globals is None:
             _rng.own_globals(self._key)
             for generator, word in zip(self._generators, self._words, strict=True):

@@ -20,12 +20,11 @@ class Requests(Iterator[Request]):
     """The steps from a position on, with the keys of the global RNGs.
 
     Attributes:
-        exhausted: Whether they came to their end, and were not cut short by an error.
+        error: What cut them short. It waits until the batches planned before are delivered.
     """
 
     def __init__(self, plan: Plan, start: Position) -> None:
-        self.exhausted = False
-        self._failed = False
+        self.error: BaseException | None = None
         self._plan = plan
         self._epoch = start.epoch
         shape = plan.shape()
@@ -36,11 +35,13 @@ class Requests(Iterator[Request]):
     def __next__(self) -> Request:
         try:
             step = next(self._steps, None)
-        except BaseException:
-            self._failed = True
+        except Exception as error:
+            self.error = error
+            raise StopIteration from error
+        except BaseException as error:
+            self.error = error
             raise
         if step is None:
-            self.exhausted = not self._failed
             raise StopIteration
         position, stop, indices = step
         if position not in self._keys:
@@ -48,7 +49,7 @@ class Requests(Iterator[Request]):
         return Request(self._epoch, position, stop, self._keys[position], indices)
 
     def _derive(self, position: int) -> None:
-        ahead = range(position, position + _KEYS * self._span, self._span)
+        ahead = range(position, min(position + _KEYS * self._span, 2**64), self._span)
         keys = _rng.global_keys(self._plan.seed, self._epoch, ahead, "batch")
         self._keys = dict(zip(ahead, keys, strict=True))
 
@@ -100,10 +101,11 @@ class Pass(Iterator[Any]):
         make_engine: Makes another one, for a pass that begins at a position.
     """
 
+    _engine: Engine | None = None  # on the class too, for __del__ after an interrupted __init__
+
     def __init__(
         self, plan: Plan, idle: list[Engine], make_engine: Callable[[Position], Engine]
     ) -> None:
-        self._engine: Engine | None = None
         self._requests: Requests | None = None
         self._results: Iterator[Built] | None = None
         self._sound = True  # nothing has been raised: the workers may serve another pass
@@ -113,6 +115,9 @@ class Pass(Iterator[Any]):
         self._idle = idle
         self._make_engine = make_engine
         self._run = plan.progress.plan()
+
+    def __len__(self) -> int:
+        return self._plan.order.count(self._plan.shape())
 
     def __next__(self) -> Any:
         if self._run.finished:
@@ -129,11 +134,8 @@ class Pass(Iterator[Any]):
                     self._empty = False
                     self._run.deliver(built.stop)
                     return built.batch[0]
-            if not (self._ended or requests.exhausted):
-                raise RuntimeError(
-                    "this pass can't go on, for its sampler has failed; load the state that was "
-                    "saved, or start a new pass"
-                )
+            if requests.error is not None:
+                raise requests.error
         except BaseException:
             self._sound = False
             raise

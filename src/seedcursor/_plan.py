@@ -19,7 +19,7 @@ class Plan:
     Attributes:
         order: What is visited.
         seed: The root seed.
-        shuffle: Whether the order is shuffled; saved with the state.
+        shuffle: Whether the order is shuffled, None if that is a sampler's secret.
         batch_size: Positions per rank and step.
         drop_last: Whether a short last step is left out.
         pad: Whether all ranks make the same number of steps.
@@ -29,7 +29,7 @@ class Plan:
 
     order: Order
     seed: int
-    shuffle: bool
+    shuffle: bool | None
     batch_size: int
     drop_last: bool
     pad: bool
@@ -117,5 +117,7 @@ class Positioned:
             ValueError: A key is missing, a value out of range, or a setting differs. Then nothing
                 has changed.
         """
-        position = read_state(state, self._plan.settings(), strict=strict)
+        position = read_state(
+            state, self._plan.settings(), limit=self._plan.order.limit, strict=strict
+        )
         self._plan.progress.load(position)

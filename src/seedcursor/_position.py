@@ -30,13 +30,18 @@ Setting = int | bool | None
 
 
 def read_state(
-    state: Mapping[str, object], expected: Mapping[str, Setting], *, strict: bool
+    state: Mapping[str, object],
+    expected: Mapping[str, Setting],
+    *,
+    limit: int | None,
+    strict: bool,
 ) -> Position:
     """Check a saved state against what this loader expects, and return its position.
 
     Args:
         state: ``epoch`` and ``cursor``, and any of the keys of ``expected``.
-        expected: What this loader would save, ``length`` (None if unknown) among it.
+        expected: What this loader would save.
+        limit: The largest cursor that there can be, None if that is unknown.
         strict: Whether a difference is an error, or a warning.
 
     Raises:
@@ -73,11 +78,11 @@ def read_state(
                 "the order is another"
             )
         warnings.warn(message, UserWarning, stacklevel=3)
-    return checked_position(epoch, cursor, expected["length"])
+    return checked_position(epoch, cursor, limit)
 
 
-def checked_position(epoch: object, cursor: object, length: int | None) -> Position:
-    """A position in an epoch of this length, None if that is unknown.
+def checked_position(epoch: object, cursor: object, limit: int | None) -> Position:
+    """A position, its cursor at most ``limit``, None if that is unknown.
 
     Raises:
         TypeError: The epoch or the cursor is not an integer.
@@ -86,9 +91,9 @@ def checked_position(epoch: object, cursor: object, length: int | None) -> Posit
     position = Position(
         _checks.epoch(epoch), _checks.integer("cursor", cursor, limit=_checks.LENGTH_LIMIT)
     )
-    if length is not None and position.cursor > length:
+    if limit is not None and position.cursor > limit:
         raise ValueError(
-            f"cursor must be at most the length {length} of this dataset, got {position.cursor}; "
+            f"cursor must be at most the length {limit} of this dataset, got {position.cursor}; "
             "does it belong to a longer one?"
         )
     return position
@@ -106,8 +111,8 @@ def _same(saved: object, here: Setting) -> bool:
 class Progress:
     """The position of a loader or sampler, and what each event does to it.
 
-    Only the newest pass moves the position. It is held weakly, so that an abandoned pass goes away
-    at once, with its workers.
+    Only the newest pass moves the position. Passes are held weakly, so that an abandoned one goes
+    away at once, with its workers; one that is dropped before it began never was.
     """
 
     def __init__(self) -> None:
@@ -116,17 +121,21 @@ class Progress:
         self._unfinished = False  # the newest pass that began has not come to its end
         self._next_epoch: int | None = None  # set_epoch() while a pass runs
         self._loads = 0
-        self._newest: weakref.ref[Run] | None = None
+        self._made = 0
+        self._planned: list[weakref.ref[Run]] = []
+        self._leader: weakref.ref[Run] | None = None  # the newest that began
+        self._leader_number = 0
 
     def plan(self) -> Run:
         """A new pass, which begins when its first batch is asked for."""
-        planned = self._newest_run()
-        if planned is not None and not planned.begun:
+        planned = self._newest_planned()
+        if planned is not None:
             planned.freeze(self.position)
         if self._unfinished:
             self._advance()
-        run = Run(self)
-        self._newest = weakref.ref(run)
+        self._made += 1
+        run = Run(self, self._made)
+        self._planned.append(weakref.ref(run))
         return run
 
     def set_epoch(self, epoch: int) -> None:
@@ -142,11 +151,29 @@ class Progress:
         self._loads += 1
         self._settle(position, loaded=True)
 
-    def _begin(self) -> tuple[Position, bool]:
-        resumed = self._loaded
-        self._loaded = False
+    def _begin(self, run: Run) -> tuple[Position, bool] | None:
+        """Where a pass begins, and whether that was loaded; None if a newer one was planned."""
+        newest = self._newest_planned() is run and run.number > self._leader_number
+        if run.number > self._leader_number:
+            self._leader, self._leader_number = weakref.ref(run), run.number
+        if not newest:
+            return None
+        resumed, self._loaded = self._loaded, False
         self._unfinished = True
         return self.position, resumed
+
+    def _deliver(self, run: Run, position: Position) -> None:
+        if self._leads(run):
+            self.position = position
+            self._unfinished = True
+
+    def _finish(self, run: Run) -> None:
+        if not self._leads(run):
+            return
+        if self._next_epoch == run.position.epoch:
+            self._next_epoch = None
+        self.position = run.position
+        self._advance()
 
     def _advance(self) -> None:
         """The epoch is over, and the next pass is of the epoch after it, or of the one set."""
@@ -154,29 +181,31 @@ class Progress:
         epoch = following if self._next_epoch is None else self._next_epoch
         self._settle(Position(epoch, 0), loaded=False)
 
-    def _complete(self) -> None:
-        if self._next_epoch == self.position.epoch:
-            self._next_epoch = None
-        self._advance()
-
     def _settle(self, position: Position, *, loaded: bool) -> None:
         self.position = position
         self._loaded = loaded
         self._unfinished = False
         self._next_epoch = None
 
-    def _newest_run(self) -> Run | None:
-        return None if self._newest is None else self._newest()
+    def _newest_planned(self) -> Run | None:
+        self._planned = [ref for ref in self._planned if (run := ref()) and not run.begun]
+        return self._planned[-1]() if self._planned else None
+
+    def _leads(self, run: Run) -> bool:
+        planned = self._newest_planned()
+        newer = planned is not None and planned.number > run.number
+        return not newer and self._leader is not None and self._leader() is run
 
     def _running(self) -> bool:
-        run = self._newest_run()
-        return self._unfinished and run is not None and run.begun
+        leader = None if self._leader is None else self._leader()
+        return self._unfinished and leader is not None
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has no pass of its own: it resumes where a running one stands.
         running = self._running()
         return self.__dict__ | {
-            "_newest": None,
+            "_planned": [],
+            "_leader": None,
             "_loaded": self._loaded or running,
             "_unfinished": self._unfinished and not running,
             "_next_epoch": None if running else self._next_epoch,
@@ -187,37 +216,37 @@ class Run:
     """One pass's hold on the position.
 
     Attributes:
+        number: Passes are counted as they are planned.
         begun: Whether its first batch was asked for.
-        position: Where it began.
+        finished: Whether it came to its end.
         resumed: Whether it began at a loaded position.
+        position: Where it began.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._loads = progress._loads
-        self._frozen: Position | None = None
+    def __init__(self, progress: Progress, number: int) -> None:
+        self.number = number
         self.begun = False
         self.finished = False
         self.resumed = False
         self.position = progress.position
+        self._progress = progress
+        self._loads = progress._loads
 
     @property
     def planned_epoch(self) -> int:
         """The epoch that it is of, or will be as things stand."""
-        if self.begun:
-            return self.position.epoch
-        return (self._frozen or self._progress.position).epoch
+        newest = self._progress._newest_planned() is self
+        return (self._progress.position if newest else self.position).epoch
 
     def freeze(self, position: Position) -> None:
         """A newer pass was planned: begin here, whatever happens to the loader's position."""
-        self._frozen = position
+        self.position = position
 
     def begin(self) -> Position:
         """The first batch is asked for: settle where the pass begins."""
-        if self._frozen is not None:
-            self.position = self._frozen
-        else:
-            self.position, self.resumed = self._progress._begin()
+        begun = self._progress._begin(self)
+        if begun is not None:
+            self.position, self.resumed = begun
             self._loads = self._progress._loads
         self.begun = True
         _checks.epoch(self.position.epoch)
@@ -237,16 +266,14 @@ class Run:
 
     def deliver(self, cursor: int) -> None:
         """A batch is handed to the loop, and ``cursor`` positions of the epoch with it."""
-        if self._leads():
-            self._progress.position = Position(self.position.epoch, cursor)
+        self._progress._deliver(self, Position(self.position.epoch, cursor))
 
     def finish(self, *, empty: bool) -> None:
         """The pass came to its end; ``empty`` if it had no batch at all."""
         if self.finished:
             return
         self.finished = True
-        if self._leads():
-            self._progress._complete()
+        self._progress._finish(self)
         if empty and self.resumed and self.position.cursor > 0:
             warnings.warn(
                 f"nothing is left of epoch {self.position.epoch} at the loaded cursor "
@@ -256,6 +283,3 @@ class Run:
                 UserWarning,
                 stacklevel=3,
             )
-
-    def _leads(self) -> bool:
-        return self._progress._newest_run() is self

@@ -128,8 +128,9 @@ def take_globals() -> Globals:
     """The three global RNGs. NumPy's must be put back, or another one in its place."""
     bits = get_bit_generator()
     # The Gaussian that randn keeps back lives outside the bit generator, and a swap drops it.
-    kept = _take_kept_gaussian(bits)
-    return Globals(random.getstate(), torch.default_generator.get_state(), bits, kept)
+    return Globals(
+        random.getstate(), torch.default_generator.get_state(), bits, _take_kept_gaussian(bits)
+    )
 
 
 def put_globals(taken: Globals) -> None:
@@ -144,27 +145,6 @@ def put_globals(taken: Globals) -> None:
 
 # NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped for these.
 _spare: list[np.random.MT19937] = []
-
-
-class Saved(NamedTuple):
-    """The three global RNGs, set aside, and what NumPy has meanwhile."""
-
-    taken: Globals
-    spare: np.random.MT19937
-
-
-def save_globals() -> Saved:
-    """Set the three global RNGs aside, and leave others in their place to be keyed."""
-    spare = _spare.pop() if _spare else np.random.MT19937(0)
-    saved = Saved(take_globals(), spare)
-    set_bit_generator(spare)
-    return saved
-
-
-def restore_globals(saved: Saved) -> None:
-    """Put the three global RNGs back."""
-    put_globals(saved.taken)
-    _spare.append(saved.spare)
 
 
 # A Mersenne Twister's 624 words and its place among them, as they lie in memory.
@@ -194,15 +174,17 @@ def _take_kept_gaussian(bits: np.random.BitGenerator) -> float | None:
     # get_state() takes 40 us to tell. What is kept back is returned without drawing a word.
     twister = _twister(bits)
     before = twister.raw
-    gaussian = np.random.standard_normal()
-    if twister.raw == before:
-        return gaussian
-    twister.raw = before
-    return None
+    try:
+        gaussian = np.random.standard_normal()
+        return gaussian if twister.raw == before else None
+    finally:
+        twister.raw = before
 
 
 # Whoever keys the global RNGs of a main process takes this turn, so that threads don't interleave.
 turn = threading.RLock()
+# Seconds. Longer than a batch should take, for another thread's batch may be waited for.
+PATIENCE = 120.0
 
 
 def _new_turn() -> None:
@@ -210,20 +192,46 @@ def _new_turn() -> None:
     turn = threading.RLock()
 
 
-# Another thread's turn has no owner in a forked child, and would never end there.
+# Another thread's turn would never end in a forked child, where that thread is not.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_turn)
 
 
 @contextlib.contextmanager
-def globals_aside() -> Iterator[None]:
-    """The main process's global RNGs set aside for a while; other threads wait for their turn."""
-    with turn:
-        saved = save_globals()
+def globals_aside(patience: float = PATIENCE) -> Iterator[None]:
+    """The main process's global RNGs set aside for a while.
+
+    Args:
+        patience: Seconds to wait for another thread that has them.
+
+    Raises:
+        RuntimeError: Another thread has them all the while; it may be waiting for this one.
+    """
+    mine = turn
+    if not mine.acquire(timeout=patience):
+        raise RuntimeError(
+            "another thread has the global RNGs keyed, and may be waiting for this one: they "
+            "belong to the process, so use one thread at a time, or draw from rng(index) in threads"
+        )
+    try:
+        spare = _spare.pop() if _spare else np.random.MT19937(0)
+        taken = take_globals()
         try:
+            set_bit_generator(spare)
             yield
         finally:
-            restore_globals(saved)
+            _put_back(taken)
+            _spare.append(spare)
+    finally:
+        mine.release()
+
+
+def _put_back(taken: Globals) -> None:
+    try:
+        put_globals(taken)
+    except BaseException:
+        put_globals(taken)  # an interrupt came in between
+        raise
 
 
 @contextlib.contextmanager
@@ -231,17 +239,8 @@ def keyed_globals(key: bytes) -> Iterator[None]:
     """The three global RNGs keyed inside, untouched outside.
 
     Raises:
-        RuntimeError: Another thread has keyed them; waiting could deadlock.
+        RuntimeError: Another thread has keyed them.
     """
-    mine = turn
-    if not mine.acquire(blocking=False):
-        raise RuntimeError(
-            "seeded() was called while another thread has the global RNGs keyed: they belong to "
-            "the process, so use one thread at a time, or draw from rng(index) in threads"
-        )
-    try:
-        with globals_aside():
-            key_globals(key)
-            yield
-    finally:
-        mine.release()
+    with globals_aside(patience=0):
+        key_globals(key)
+        yield

@@ -11,7 +11,7 @@ from torch.utils.data import Sampler
 from seedcursor import _checks, _keyed, _rng, _world
 from seedcursor._order import KeyedOrder
 from seedcursor._plan import Plan, Positioned
-from seedcursor._position import Progress, Run
+from seedcursor._position import Position, Progress, Run
 from seedcursor._sharding import Shape
 
 T = TypeVar("T")
@@ -20,17 +20,17 @@ _ALONE = Shape(batch_size=1, drop_last=False, pad=True, rank=0, world_size=1)
 
 
 class OrderSampler(Sampler[int]):
-    """The indices from the position on, where trainers look for a sampler with ``set_epoch``."""
+    """The indices of the epoch, where trainers look for a sampler with ``set_epoch``."""
 
     def __init__(self, order: KeyedOrder, progress: Progress) -> None:
-        self._order = order
+        self.order = order
         self._progress = progress
 
     def __len__(self) -> int:
-        return self._order.length
+        return self.order.length
 
     def __iter__(self) -> Iterator[int]:
-        for step in self._order.steps(self._progress.position, _ALONE):
+        for step in self.order.steps(Position(self._progress.position.epoch), _ALONE):
             yield from step.indices
 
     def set_epoch(self, epoch: int) -> None:
@@ -112,6 +112,11 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         """Steps in a full epoch."""
         return self._plan.order.count(self._plan.shape())
 
+    @property
+    def num_replicas(self) -> int:
+        """The world size: these batches are one rank's, as a ``DistributedSampler``'s are."""
+        return self._plan.shape().world_size
+
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the position on; without `track`, only their end moves it."""
         # A DataLoader with workers asks twice before it draws.
@@ -157,13 +162,16 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         stops: deque[int] = deque()
         self._tracked = run, stops
         empty = True
-        for batch in self._iterator(loader):
-            if not stops:
-                raise _not_drawn()
-            run.check()
-            run.deliver(stops.popleft())
-            yield batch
-            empty = False
+        try:
+            for batch in self._iterator(loader):
+                if not stops:
+                    raise _not_drawn()
+                run.check()
+                run.deliver(stops.popleft())
+                yield batch
+                empty = False
+        finally:
+            self._tracked = None
         if not run.begun:
             raise _not_drawn()
         run.finish(empty=empty)
@@ -177,6 +185,15 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         with _rng.globals_aside():
             _rng.key_globals(key)
             return iter(loader)
+
+
+class LoaderBatches(StatefulBatchSampler):
+    """A loader's ``batch_sampler``: who looks at it moves nothing."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's batches from the loader's position on."""
+        for step in self._plan.steps(self._plan.progress.position):
+            yield list(step.indices)
 
 
 def _not_drawn() -> RuntimeError:

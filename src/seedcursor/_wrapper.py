@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,22 +120,28 @@ class SeededDataset(StatefulDataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        # While a batch is built, and in a worker, whoever keyed the globals last puts them back.
-        if _batch.current() is not None or get_worker_info() is not None:
-            return self._fetch(indices)
-        with _rng.globals_aside():
-            return self._fetch(indices)
-
-    def _fetch(self, indices: Sequence[Any]) -> list[Any]:
         checked = [_checks.index(index) for index in indices]
         keys = _rng.global_keys(_checks.seed(self.seed), self.epoch, checked, "global")
+        # Whoever builds the batch has set the process's own RNGs aside, and a worker has none.
+        if _batch.own() is not None or _is_workers_main_thread():
+            return self._fetch(indices, keys)
+        # A thread that helps with a batch must not wait, for the batch waits for it.
+        with _rng.globals_aside(patience=0 if _batch.any_building() else _rng.PATIENCE):
+            return self._fetch(indices, keys)
+
+    def _fetch(self, indices: Sequence[Any], keys: list[bytes]) -> list[Any]:
         if len(indices) > 1 and not self._draws and hasattr(self.base, "__getitems__"):
             _rng.key_globals(keys[0])
             untouched = _probe()
             _rng.key_globals(keys[0])
-            samples = self.base.__getitems__(list(indices))
+            samples = list(self.base.__getitems__(list(indices)))
+            if len(samples) != len(indices):
+                raise ValueError(
+                    f"base.__getitems__ must return a sample for each of {len(indices)} indices, "
+                    f"got {len(samples)}"
+                )
             if _probe() == untouched:
-                return list(samples)
+                return samples
             # One key can't serve a whole batch: fetch again, each sample by its own.
             self._draws = True
         return [self._sample(index, key) for index, key in zip(indices, keys, strict=True)]
@@ -144,6 +151,11 @@ class SeededDataset(StatefulDataset[Any]):
         return self.base[index]
 
 
+def _is_workers_main_thread() -> bool:
+    return get_worker_info() is not None and threading.current_thread() is threading.main_thread()
+
+
 def _probe() -> tuple[float, float, float]:
     """A draw from each global RNG: the same again only if nothing was drawn in between."""
-    return random.random(), np.random.random_sample(), float(torch.rand((), dtype=torch.float64))
+    drawn = torch.rand((), dtype=torch.float64, generator=torch.default_generator, device="cpu")
+    return random.random(), np.random.random_sample(), float(drawn)
