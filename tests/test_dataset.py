@@ -102,7 +102,46 @@ class Picky(Forgetful):
         self.lock = threading.Lock()
 
 
+class Replacing(Forgetful):
+    """Replaces its attributes, as datasets with open files do."""
+
+    def __init__(self, n, seed):
+        StatefulDataset.__init__(self, seed=seed)
+        self.n = n
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+
+
+class Private(Forgetful):
+    """Uses names that a base class may have wanted."""
+
+    def __init__(self, n):
+        self.n = n
+        self._root, self._key, self._world, self._epoch = "/data", "image", 3, 5
+
+
+class Given:
+    def __new__(cls, n):
+        return super().__new__(cls)
+
+
+class Second(Forgetful, Given):
+    pass
+
+
+class ReadOnly(Forgetful):
+    seed = property(lambda self: 11)
+
+    def __init__(self, n):
+        super().__init__(n)
+        StatefulDataset.__init__(self)
+
+
 EVERY = [
+    (Replacing(6, 12), 12),
+    (Private(6), 0),
+    (ReadOnly(6), 11),
     (Forgetful(6), 0),
     (Keyed(6, seed=2**100), 2**100),
     (Data(6), 0),
@@ -191,6 +230,20 @@ def test_seed_is_read_and_set():
     assert dataset.seed == 6
 
 
+def test_a_base_with_arguments_of_its_own():
+    assert Second(6)[1] == expected(0, 0, 1)
+
+
+def test_the_epoch_cannot_be_hidden():
+    with pytest.raises(TypeError, match="Hiding has an attribute named epoch"):
+
+        class Hiding(StatefulDataset):
+            epoch = 0
+
+    with pytest.raises(AttributeError, match=r"epoch is set by set_epoch\(4\)"):
+        Keyed(3).epoch = 4
+
+
 def test_what_is_stored_is_the_users_own():
     dataset = Data(3)
     assert dataset == Data(3)
@@ -271,6 +324,43 @@ def test_loaders_in_threads_do_not_disturb_each_other():
         results = list(pool.map(alone, range(3)))
     for epoch, samples in enumerate(results):
         assert samples == [expected(epoch, epoch, k) for k in range(60)]
+
+
+def test_a_thread_sees_no_batch_of_another_dataset():
+    bystander = Keyed(4, seed=3)
+    bystander.set_epoch(2)
+    seen = []
+
+    class Watching(Keyed):
+        def __getitem__(self, index):
+            with ThreadPoolExecutor(1) as pool:
+                seen.append(pool.submit(bystander.__getitem__, 1).result())
+                return pool.submit(super().__getitem__, index).result()
+
+    loader = StatefulDataLoader(Watching(4), 2, collate_fn=list)
+    loader.set_epoch(9)
+    assert {sample[1] for sample in flat(loader)} == {9}
+    assert set(seen) == {expected(3, 2, 1)}
+
+
+class Forking(Keyed):
+    """Loads in processes of its own while a batch is built."""
+
+    def __getitem__(self, index):
+        inner = DataLoader(Keyed(2), num_workers=1, multiprocessing_context="fork")
+        return [int(epoch) for _, epoch, _ in inner]
+
+
+def test_processes_of_a_batch_see_its_epoch():
+    loader = StatefulDataLoader(Forking(2), 1, collate_fn=list)
+    assert [flat(loader) for _ in range(2)] == [[[0, 0]] * 2, [[1, 1]] * 2]
+
+
+def test_lists_named_datasets_are_not_ours_to_read():
+    for datasets in (None, len, iter([1])):
+        dataset = Keyed(4)
+        dataset.datasets = datasets
+        assert indices(StatefulDataLoader(dataset, 2, collate_fn=list)) == [0, 1, 2, 3]
 
 
 def test_a_stream_in_one_process():

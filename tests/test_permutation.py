@@ -74,7 +74,7 @@ def test_slices_are_those_of_a_list(n, start, stop, step):
     assert part.tolist() == list(order)[start:stop:step]
 
 
-@pytest.mark.parametrize("n", [7, 4096, 5000, 2**15 + 3])
+@pytest.mark.parametrize("n", [7, 4096, 5000, 2**14, 2**14 + 1, 2**15 + 3])
 def test_one_place_a_slice_and_the_iteration_agree(n):
     order = KeyedPermutation(n, 3, 2)
     items = list(order)

@@ -269,3 +269,28 @@ def test_epochs_end_at_their_limit(workers):
     assert len(list(loader)) == 5
     with pytest.raises(ValueError, match=r"epoch must be an integer in \[0, 2\*\*32\)"):
         next(iter(loader))
+
+
+def test_a_pass_that_was_dropped_before_it_began_never_was(workers):
+    loader = load(workers)
+    batches = iter(loader)
+    iter(loader)
+    next(batches)
+    assert at(loader) == (0, BATCH)
+    iter(loader)
+    next(batches)
+    assert at(loader) == (0, 2 * BATCH)
+    assert len(list(batches)) == 3
+    assert at(loader) == (1, 0)
+
+
+def test_looking_at_the_batch_sampler_moves_nothing(workers):
+    loader = load(workers)
+    batches = iter(loader)
+    head = [next(batches)]
+    ahead = list(loader.batch_sampler)
+    assert list(loader.batch_sampler) == ahead
+    assert at(loader) == (0, BATCH)
+    assert ahead == [[sample[0] for sample in batch] for batch in batches]
+    assert at(loader) == (1, 0)
+    assert len(head + ahead) == len(loader) == len(iter(loader))

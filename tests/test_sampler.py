@@ -166,7 +166,7 @@ def test_a_stateful_loader_takes_it_as_its_batch_sampler(workers):
     head = [next(batches)]
     assert sampler.state_dict() == loader.state_dict()
     assert indices(head + list(batches)) == KeyedPermutation(N, 3, 0)[:20].tolist()
-    with pytest.raises(ValueError, match="seed, rank and world_size belong to"):
+    with pytest.raises(ValueError, match="belong to the StatefulBatchSampler here"):
         StatefulDataLoader(dataset, batch_sampler=sampler, seed=1)
 
 

@@ -140,6 +140,41 @@ def test_whole_batches_are_fetched_where_nothing_is_drawn():
     assert noisy.fetched == 1  # drawing was noticed, once
 
 
+class Lazy(Untouched):
+    def __getitems__(self, indices):
+        return (whims(index) for index in indices)
+
+
+class Short(Untouched):
+    def __getitems__(self, indices):
+        return [0]
+
+
+def test_what_getitems_returns_is_looked_at():
+    assert SeededDataset(Lazy()).__getitems__([1, 2]) == [by_hand(0, 0, k) for k in (1, 2)]
+    with pytest.raises(ValueError, match="must return a sample for each of 2 indices, got 1"):
+        SeededDataset(Short()).__getitems__([1, 2])
+
+
+class Pooled(Dataset):
+    def __init__(self):
+        self.inner = SeededDataset(Untouched())
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(self.inner.__getitem__, index).result()
+
+
+def test_threads_that_would_share_the_global_rngs_are_refused():
+    loader = StatefulDataLoader(Pooled(), 4, collate_fn=list)
+    with pytest.raises(RuntimeError, match="another thread has the global RNGs keyed"):
+        list(loader)
+    assert Pooled()[3] == by_hand(0, 0, 3)
+
+
 def test_the_base_stays_reachable():
     dataset = SeededDataset(Untouched())
     assert dataset.classes == ("cat", "dog")
