@@ -426,8 +426,18 @@ def test_no_word_keys_two_of_the_global_rngs():
     keys = _rng.global_keys(3, 1, range(0, 20_000, 4), "batch")
     for key in keys:
         words = np.frombuffer(key, dtype="<u4")
-        assert len(words) == 10  # four for python, four for NumPy, two for torch
-        assert len(set(words.tolist())) == 10
+        assert len(words) == 14  # four for python, eight for NumPy, two for torch
+        assert len(set(words.tolist())) == 14
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_another_layout_of_numpys_generator_changes_nothing(monkeypatch, kept):
+    # A NumPy that lays its words out otherwise is met by its public functions, which are slow.
+    expected = list(untouched(0))
+    monkeypatch.setattr(_rng, "_TWISTER_IS_KNOWN", False)
+    np.random.standard_normal(2 + kept)
+    with unmoved():
+        assert list(untouched(0)) == expected
 
 
 def test_none_of_the_three_is_seeded_with_anothers_words():

@@ -320,14 +320,11 @@ def test_seed_worker_keys_workers_and_libraries_apart(method):
 
 
 def test_seed_worker_uses_no_word_twice(monkeypatch):
-    given = {}
-    monkeypatch.setattr(random, "seed", lambda value: given.update(python=value))
-    monkeypatch.setattr(np.random, "seed", lambda value: given.update(numpy=value.tolist()))
+    given = []
+    monkeypatch.setattr("seedcursor._rng.key_globals", given.append)
     seed_worker(0)
-    python = {given["python"] >> 32 * k & 0xFFFFFFFF for k in range(4)}
-    words = python | set(given["numpy"]) | {torch.initial_seed() & 0xFFFFFFFF}
-    words.add(torch.initial_seed() >> 32)
-    assert len(words) == 10
+    words = np.frombuffer(given[0], dtype=np.uint32)
+    assert len(words) == len(set(words.tolist())) == 14
 
 
 class Threads(Dataset):

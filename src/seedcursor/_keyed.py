@@ -91,7 +91,7 @@ class _Seed:
     def __get__(self, dataset: Keyed | None, owner: type) -> int:
         if dataset is None:
             raise AttributeError("seed")
-        return _root(dataset).seed
+        return _roots[id(dataset)][1].seed
 
     def __set__(self, dataset: Keyed, seed: int) -> None:
         _root(dataset).seed = _checks.seed(seed)
