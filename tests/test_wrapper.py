@@ -324,7 +324,7 @@ def test_seed_worker_uses_no_word_twice(monkeypatch):
     monkeypatch.setattr("seedcursor._rng.key_globals", given.append)
     seed_worker(0)
     words = np.frombuffer(given[0], dtype=np.uint32)
-    assert len(words) == len(set(words.tolist())) == 14
+    assert len(words) == len(set(words.tolist())) == 10
 
 
 class Threads(Dataset):

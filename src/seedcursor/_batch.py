@@ -52,10 +52,14 @@ class Batch:
         The first call derives the keys of the whole batch, so a batch that draws nothing pays
         nothing.
         """
-        rows = self._rows.get((seed, stream))
-        if rows is None:
-            rows = self._rows[seed, stream] = self._derive(_checks.seed(seed), stream)
-        words = rows.get(index)
+        try:
+            words = self._rows[seed, stream].get(index)
+        except KeyError:
+            key = _checks.seed(seed), _checks.stream(stream)
+            self._rows[key] = self._derive(*key)
+            words = self._rows[key].get(index)
+        except TypeError:  # a stream that can't be hashed is refused elsewhere
+            return None
         if words is None:
             return None
         return Generator(PCG64(_rng.ReadyWords(words, (seed, self.epoch, index, stream))))

@@ -16,7 +16,7 @@ from seedcursor._worker import cap_threads
 
 
 class Request(NamedTuple):
-    """All that a worker needs to know of a batch.
+    """All that a worker needs to know of a batch; sent as a plain tuple, which costs less.
 
     Attributes:
         epoch: The pass's.
@@ -33,18 +33,9 @@ class Request(NamedTuple):
     indices: Sequence[Any]
 
 
-class Built(NamedTuple):
-    """What became of a request.
-
-    Attributes:
-        stop: The cursor once this is delivered.
-        ended: Whether the records ended in this step, or before.
-        batch: The batch in a list; nothing if there is none to deliver.
-    """
-
-    stop: int
-    ended: bool
-    batch: list[Any]
+# What became of a request: the cursor once it is delivered, whether the records ended in this step
+# or before, and the batch in a list, which is empty if there is none to deliver.
+Built = tuple[int, bool, list[Any]]
 
 
 class Fetcher(Dataset[Built]):
@@ -67,7 +58,8 @@ class Fetcher(Dataset[Built]):
         # In a worker of its own there is nobody's state to put back.
         self.owns_process = False
 
-    def __getitem__(self, request: Request) -> Built:
+    def __getitem__(self, sent: tuple[Any, ...]) -> Built:
+        request = Request(*sent)
         batch = _batch.Batch(
             self._seed, request.epoch, request.position, request.indices, self.dataset
         )
@@ -101,7 +93,7 @@ class Fetcher(Dataset[Built]):
             samples = dataset.__getitems__(indices)
         else:
             samples = self._samples(indices)
-        return Built(request.stop, False, [self._collate_fn(samples)])
+        return request.stop, False, [self._collate_fn(samples)]
 
     def _samples(self, indices: Sequence[Any]) -> list[Any]:
         dataset, left = self.dataset, iter(indices)
@@ -160,8 +152,8 @@ class StreamFetcher(Fetcher):
             raise
         ended = end < request.stop
         if not samples or (ended and self._drop_last):
-            return Built(end, ended, [])
-        return Built(end, ended, [self._collate_fn(samples if self._batched else samples[0])])
+            return end, ended, []
+        return end, ended, [self._collate_fn(samples if self._batched else samples[0])]
 
     def _read(self, epoch: int, first: int, stop: int, shape: Shape) -> tuple[int, list[Any]]:
         """Where the step ends, and this rank's samples of it."""

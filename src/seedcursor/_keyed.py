@@ -192,7 +192,7 @@ class Keyed:
         """
         batch = _batch.own()
         # What is in a batch was checked, so this is the fast way.
-        if batch is not None and type(index) is int and (stream is None or type(stream) is str):
+        if batch is not None and type(index) is int:
             ready = batch.ready_generator(self.seed, index, stream)
             if ready is not None:
                 return ready

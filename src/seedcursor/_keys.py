@@ -67,8 +67,8 @@ def _series(first: int, ratio: int, terms: int) -> NDArray[np.uint32]:
 
 
 _POOL = 4
-_ABSORB = _series(0x43B0D7E5, 0x931E8875, 128)
-_EMIT = _series(0x8B51F9DD, 0x58F38DED, 128)
+_ABSORB = _series(0x43B0D7E5, 0x931E8875, 132)
+_EMIT = _series(0x8B51F9DD, 0x58F38DED, 132)
 _MIX_LEFT = np.uint32(0xCA01F9DD)
 _MIX_RIGHT = np.uint32(0x4973F715)
 _HALF = np.uint32(16)
@@ -100,11 +100,12 @@ def _equal_width_keys(
     for word in words:
         pool = _mixed(pool, word, step)
         step += _POOL
-    state = np.concatenate([pool] * -(-size // _POOL))[:size]
-    state ^= _EMIT[:size]
-    state *= _EMIT[1 : size + 1]
+    # The pool is read out again and again, each time hashed with the next constants.
+    rounds = -(-size // _POOL)
+    state = pool ^ _EMIT[: rounds * _POOL].reshape(rounds, _POOL, 1)
+    state *= _EMIT[1 : rounds * _POOL + 1].reshape(rounds, _POOL, 1)
     state ^= state >> _HALF
-    return state.T
+    return state.reshape(rounds * _POOL, -1)[:size].T
 
 
 def keys(

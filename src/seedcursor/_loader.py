@@ -206,14 +206,14 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         """
         start = checked_position(epoch, cursor, self._plan.order.limit)
         request = next(Requests(self._plan, start), None)
-        built = None if request is None else self._fetcher()[request]
-        if built is None or not built.batch:
+        _, _, batch = (0, True, []) if request is None else self._fetcher()[request]
+        if not batch:
             raise ValueError(
                 f"no batch starts at epoch={start.epoch}, cursor={start.cursor}: the epoch ends "
                 f"there, or all records of that step are skipped; its length is "
                 f"{self._plan.order.length}"
             )
-        return built.batch[0]
+        return batch[0]
 
     def _fetcher(self) -> Fetcher:
         plan, batched = self._plan, self._auto_collation

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Sampler
 
 from seedcursor import _rng
-from seedcursor._fetch import Built, Fetcher, Request
+from seedcursor._fetch import Built, Fetcher
 from seedcursor._plan import Plan
 from seedcursor._position import Position
 
@@ -16,8 +16,8 @@ from seedcursor._position import Position
 _KEYS = 128
 
 
-class Requests(Iterator[Request]):
-    """The steps from a position on, with the keys of the global RNGs.
+class Requests(Iterator[tuple[Any, ...]]):
+    """The steps from a position on, each a `Request` as it is sent.
 
     Attributes:
         error: What cut them short. It waits until the batches planned before are delivered.
@@ -32,7 +32,7 @@ class Requests(Iterator[Request]):
         self._steps = plan.order.steps(start, shape)
         self._keys: dict[int, bytes] = {}
 
-    def __next__(self) -> Request:
+    def __next__(self) -> tuple[Any, ...]:
         try:
             step = next(self._steps, None)
         except Exception as error:
@@ -46,7 +46,7 @@ class Requests(Iterator[Request]):
         position, stop, indices = step
         if position not in self._keys:
             self._derive(position)
-        return Request(self._epoch, position, stop, self._keys[position], indices)
+        return self._epoch, position, stop, self._keys[position], indices
 
     def _derive(self, position: int) -> None:
         ahead = range(position, min(position + _KEYS * self._span, 2**64), self._span)
@@ -58,12 +58,12 @@ def _same(built: Any) -> Any:
     return built
 
 
-class _Planned(Sampler[Request]):
+class _Planned(Sampler[tuple[Any, ...]]):
     """Hands an engine the requests of the pass that uses it."""
 
-    requests: Iterator[Request]
+    requests: Requests
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Requests:
         return self.requests
 
 
@@ -81,7 +81,7 @@ class Engine(DataLoader[Built]):
     def __init__(self, fetcher: Fetcher, **options: Any) -> None:
         super().__init__(fetcher, batch_size=None, sampler=_Planned(), collate_fn=_same, **options)
 
-    def run(self, requests: Iterator[Request]) -> Iterator[Built]:
+    def run(self, requests: Requests) -> Iterator[Built]:
         """Start a pass over these requests."""
         if self.num_workers == 0 and not self.pin_memory:
             return map(self.dataset.__getitem__, requests)
@@ -129,11 +129,11 @@ class Pass(Iterator[Any]):
                 built = next(results, None)
                 if built is None:
                     break
-                self._ended = built.ended
-                if built.batch:
+                stop, self._ended, batch = built
+                if batch:
                     self._empty = False
-                    self._run.deliver(built.stop)
-                    return built.batch[0]
+                    self._run.deliver(stop)
+                    return batch[0]
             if requests.error is not None:
                 raise requests.error
         except BaseException:
