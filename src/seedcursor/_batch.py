@@ -44,25 +44,20 @@ class Batch:
         self.indices = indices
         self._rows: dict[tuple[int, str | None], dict[int, NDArray[np.uint64]]] = {}
 
-    def ready_generator(
-        self, seed: int, index: int, stream: str | None
-    ) -> np.random.Generator | None:
-        """A sample's generator, if it is one of the batch's.
+    def row(self, seed: int, index: int, stream: str | None) -> NDArray[np.uint64] | None:
+        """PCG64's words for a sample, if it is one of the batch's.
 
         The first call derives the keys of the whole batch, so a batch that draws nothing pays
         nothing.
         """
         try:
-            words = self._rows[seed, stream].get(index)
+            return self._rows[seed, stream].get(index)
         except KeyError:
             key = _checks.seed(seed), _checks.stream(stream)
             self._rows[key] = self._derive(*key)
-            words = self._rows[key].get(index)
+            return self._rows[key].get(index)
         except TypeError:  # a stream that can't be hashed is refused elsewhere
             return None
-        if words is None:
-            return None
-        return Generator(PCG64(_rng.ReadyWords(words, (seed, self.epoch, index, stream))))
 
     def _derive(self, seed: int, stream: str | None) -> dict[int, NDArray[np.uint64]]:
         indices = [k for k in self.indices if type(k) is int and 0 <= k < _checks.INDEX_LIMIT]
@@ -139,6 +134,17 @@ def any_building() -> bool:
 def own() -> Batch | None:
     """The batch that this thread builds."""
     return _building.get(get_ident())
+
+
+def ready_generator(seed: int, index: int, stream: str | None) -> np.random.Generator | None:
+    """A sample's generator, if it is one of the batch's that this thread builds."""
+    batch = _building.get(get_ident())
+    if batch is None:
+        return None
+    words = batch.row(seed, index, stream)
+    if words is None:
+        return None
+    return Generator(PCG64(_rng.ReadyWords(words, (seed, batch.epoch, index, stream))))
 
 
 def helped(belongs: Callable[[Batch], bool]) -> Batch | None:

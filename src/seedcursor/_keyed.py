@@ -21,6 +21,8 @@ from seedcursor import _batch, _checks, _keys, _rng, _world
 class _Root:
     """A dataset's seed and its epoch, the latter seen by worker processes that run already."""
 
+    dataset: weakref.ref[Keyed]  # lets it go when the dataset goes
+
     def __init__(self, seed: int = 0, epoch: int = 0) -> None:
         self.seed = seed
         self.shared_epoch = multiprocessing.RawValue("I", epoch)
@@ -44,16 +46,17 @@ def _spawned_root(seed: int, shared_epoch: Any, parent_world: tuple[int, int]) -
 
 
 # By the id of its dataset, and not in its __dict__, which users copy, replace and clear.
-_roots: dict[int, tuple[weakref.ref[Keyed], _Root]] = {}
+_roots: dict[int, _Root] = {}
 
 
 def _plant(dataset: Keyed, root: _Root) -> None:
     number = id(dataset)
-    _roots[number] = weakref.ref(dataset, lambda _: _roots.pop(number, None)), root
+    root.dataset = weakref.ref(dataset, lambda _: _roots.pop(number, None))
+    _roots[number] = root
 
 
 def _root(dataset: Keyed) -> _Root:
-    return _roots[id(dataset)][1]
+    return _roots[id(dataset)]
 
 
 def _rebuild(make: Callable[..., Keyed], args: tuple[Any, ...], root: _Root) -> Keyed:
@@ -91,7 +94,7 @@ class _Seed:
     def __get__(self, dataset: Keyed | None, owner: type) -> int:
         if dataset is None:
             raise AttributeError("seed")
-        return _roots[id(dataset)][1].seed
+        return _roots[id(dataset)].seed
 
     def __set__(self, dataset: Keyed, seed: int) -> None:
         _root(dataset).seed = _checks.seed(seed)
@@ -190,10 +193,9 @@ class Keyed:
         References:
             NumPy's NEP 19 and ``SeedSequence``: spawn keys give independent streams.
         """
-        batch = _batch.own()
         # What is in a batch was checked, so this is the fast way.
-        if batch is not None and type(index) is int:
-            ready = batch.ready_generator(self.seed, index, stream)
+        if type(index) is int:
+            ready = _batch.ready_generator(self.seed, index, stream)
             if ready is not None:
                 return ready
         return _rng.generator(*_key(self, index, stream))

@@ -131,11 +131,11 @@ def keys(
         A ``(N, size)`` array of ``uint32``, each row equal to
         ``sequence(seed, epoch, index, stream, domain).generate_state(size)``.
     """
+    suffix = [np.uint32(word) for word in suffix_words(stream, domain)]
+    if max(indices, default=0) < WORD:
+        return _equal_width_keys(seed, epoch, [np.array(indices, np.uint32), *suffix], size)
     numbers = np.array(indices, dtype=np.uint64)
     low = numbers.astype(np.uint32)
-    suffix = [np.uint32(word) for word in suffix_words(stream, domain)]
-    if not len(numbers) or numbers.max() < WORD:
-        return _equal_width_keys(seed, epoch, [low, *suffix], size)
     high = (numbers >> np.uint64(32)).astype(np.uint32)
     wide = high != 0
     out = np.empty((len(numbers), size), dtype=np.uint32)

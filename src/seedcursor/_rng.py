@@ -22,6 +22,7 @@ from seedcursor import _keys
 
 # Words that key python, NumPy and torch apart: four, four and two.
 GLOBAL_WORDS = 10
+_UINT64 = np.uint64
 _LITTLE_32, _LITTLE_64 = np.dtype("<u4"), np.dtype("<u8")
 
 
@@ -32,7 +33,9 @@ class ReadyWords(ISpawnableSeedSequence):
     then.
     """
 
-    _real: np.random.SeedSequence | None = None
+    __slots__ = ("_key", "_real", "_words")
+
+    _real: np.random.SeedSequence
 
     def __init__(self, words: NDArray[np.uint64], key: tuple[Any, ...]) -> None:
         self._words: NDArray[np.uint64] | None = words
@@ -40,16 +43,18 @@ class ReadyWords(ISpawnableSeedSequence):
 
     def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[Any]:
         words = self._words
-        if words is not None and n_words == 4 and dtype is np.uint64:
+        if words is not None and n_words == 4 and dtype is _UINT64:
             self._words = None
             return words
         return self.real.generate_state(n_words, dtype)  # type: ignore[arg-type]
 
     @property
     def real(self) -> np.random.SeedSequence:
-        if self._real is None:
+        try:
+            return self._real
+        except AttributeError:
             self._real = _keys.sequence(*self._key)
-        return self._real
+            return self._real
 
     def spawn(self, n_children: int) -> list[Any]:
         return self.real.spawn(n_children)
