@@ -121,6 +121,19 @@ def test_saving_changes_nothing(kind):
 
 
 @every_kind
+def test_saving_changes_nothing_that_comes_later(kind):
+    holder = build(kind)
+    holder.load_state_dict({"epoch": 2, "cursor": 8})
+    holder.state_dict()
+    holder.set_epoch(2)  # keeps a loaded cursor
+    assert (holder.epoch, holder.cursor) == (2, 8)
+    next(iter(holder))
+    holder.state_dict()
+    iter(holder)  # the pass before was left early
+    assert (holder.epoch, holder.cursor) == (3, 0)
+
+
+@every_kind
 def test_the_state_is_the_position(kind):
     holder = build(kind, 20)
     for epoch in range(2):

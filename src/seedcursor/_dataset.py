@@ -127,10 +127,11 @@ class StatefulIterableDataset(Keyed, IterableDataset[T_co]):
         """The raw records of this epoch, in order, from one position on.
 
         Every worker reads through it and works only on its own records, so it should be cheap
-        to skip: read here, decode in `sample`.
+        to skip: read here, decode in `sample`. An order of its own it may draw from
+        ``self.rng("files")``, say, but not from a global RNG.
 
         Args:
-            start: The first record's position, in ``[0, length]``.
+            start: The first record's position. Beyond the end there is nothing to yield.
 
         Returns:
             An iterable that yields the same records at every call in the same epoch.

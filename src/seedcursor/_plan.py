@@ -90,7 +90,8 @@ class Positioned:
 
         Returns:
             ``epoch`` and ``cursor``, and ``version``, ``seed``, ``length`` (None if unknown) and
-            ``shuffle``, which `load_state_dict` compares. Under 200 bytes as JSON.
+            ``shuffle`` (None with a sampler of the user's own), which `load_state_dict` compares.
+            Under 200 bytes as JSON.
         """
         position, settings = self._plan.progress.position, self._plan.settings()
         return {

@@ -131,6 +131,7 @@ class Progress:
         planned = self._newest_planned()
         if planned is not None:
             planned.freeze(self.position)
+        self._reclaim()
         if self._unfinished:
             self._advance()
         self._made += 1
@@ -141,7 +142,7 @@ class Progress:
     def set_epoch(self, epoch: int) -> None:
         """The next pass, or the planned one, is of this epoch; a running one is not disturbed."""
         epoch = _checks.epoch(epoch)
-        if self._running():
+        if self._reclaim():
             self._next_epoch = epoch
         elif not (self._loaded and epoch == self.position.epoch):
             self._settle(Position(epoch, 0), loaded=False)
@@ -196,13 +197,18 @@ class Progress:
         newer = planned is not None and planned.number > run.number
         return not newer and self._leader is not None and self._leader() is run
 
-    def _running(self) -> bool:
+    def _reclaim(self) -> bool:
+        """Whether a pass runs; if so the position is its, though a dropped one was planned."""
         leader = None if self._leader is None else self._leader()
-        return self._unfinished and leader is not None
+        if leader is None or not leader.runs() or not self._leads(leader):
+            return False
+        self.position = Position(leader.position.epoch, leader.cursor)
+        self._unfinished = True
+        return True
 
     def __getstate__(self) -> dict[str, object]:
         # A copy has no pass of its own: it resumes where a running one stands.
-        running = self._running()
+        running = self._reclaim()
         return self.__dict__ | {
             "_planned": [],
             "_leader": None,
@@ -221,6 +227,7 @@ class Run:
         finished: Whether it came to its end.
         resumed: Whether it began at a loaded position.
         position: Where it began.
+        cursor: How far it came.
     """
 
     def __init__(self, progress: Progress, number: int) -> None:
@@ -229,6 +236,7 @@ class Run:
         self.finished = False
         self.resumed = False
         self.position = progress.position
+        self.cursor = self.position.cursor
         self._progress = progress
         self._loads = progress._loads
 
@@ -249,8 +257,13 @@ class Run:
             self.position, self.resumed = begun
             self._loads = self._progress._loads
         self.begun = True
+        self.cursor = self.position.cursor
         _checks.epoch(self.position.epoch)
         return self.position
+
+    def runs(self) -> bool:
+        """Whether it has begun, has not come to its end, and no state was loaded since."""
+        return self.begun and not self.finished and self._loads == self._progress._loads
 
     def check(self) -> None:
         """Refuse to go on after a state was loaded.
@@ -266,6 +279,7 @@ class Run:
 
     def deliver(self, cursor: int) -> None:
         """A batch is handed to the loop, and ``cursor`` positions of the epoch with it."""
+        self.cursor = cursor
         self._progress._deliver(self, Position(self.position.epoch, cursor))
 
     def finish(self, *, empty: bool) -> None:
