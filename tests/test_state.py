@@ -369,7 +369,7 @@ junk = st.one_of(
 negative = st.integers(max_value=-1)
 bad_values = {
     "epoch": junk | negative | st.integers(2**32),
-    "cursor": junk | negative | st.integers(N + 1),
+    "cursor": junk | negative | st.integers(2**63),
     "version": junk | negative | st.integers(2),
     "seed": junk | negative | st.integers(0, 100) | st.integers(2**128),
     "length": junk | negative | st.integers(N + 1) | st.integers(0, N - 1),
@@ -380,7 +380,7 @@ bad_values = {
 
 
 @st.composite
-def malformed(draw, good):
+def malformed(draw, good, kind):
     """A state with some faults, and the keys that are at fault."""
     state = dict(good) | {
         "epoch": draw(epochs),
@@ -389,12 +389,14 @@ def malformed(draw, good):
     for optional in ("version", "seed", "length", "shuffle"):
         if draw(st.booleans()):
             del state[optional]
+    # A stream's length may be that of the samples that are left.
+    beyond = st.nothing() if kind == "stream" else st.integers(N + 1)
     faults = draw(st.lists(st.sampled_from(list(bad_values)), min_size=1, max_size=3, unique=True))
     for key in faults:
         if key in ("epoch", "cursor") and draw(st.integers(0, 3)) == 0:
             del state[key]
         else:
-            state[key] = draw(bad_values[key])
+            state[key] = draw(bad_values[key] | beyond if key == "cursor" else bad_values[key])
     return state, faults
 
 
@@ -410,7 +412,7 @@ def test_malformed_states_change_nothing(kind):
     small = build(kind)
 
     @settings(deadline=None, max_examples=1000)
-    @given(malformed(good))
+    @given(malformed(good, kind))
     def refuse(case):
         state, faults = case
         before = small.state_dict()
