@@ -155,7 +155,9 @@ def _check_devices(devices: Mapping[str, list[torch.Tensor]], *, strict: bool) -
 def _accelerators() -> Iterator[tuple[str, ModuleType]]:
     for name in ("cuda", "xpu", "mps"):
         module = getattr(torch, name, None)
-        if module is not None and module.is_available():
+        # torch 2.4 answers for mps in torch.backends.
+        asked = module if hasattr(module, "is_available") else getattr(torch.backends, name, None)
+        if module is not None and asked is not None and asked.is_available():
             yield name, module
 
 
