@@ -306,6 +306,13 @@ def parts(dataset: object) -> Iterator[object]:
         waiting += [item for item in reversed(held) if isinstance(item, Dataset)]
 
 
+def hand_epoch(dataset: object, epoch: int) -> None:
+    """Set the epoch of each of its parts that has one."""
+    for part in parts(dataset):
+        if callable(set_epoch := getattr(part, "set_epoch", None)):
+            set_epoch(epoch)
+
+
 def found_seed(dataset: object) -> int:
     """The seed of the first of its parts that is one of ours, else 0."""
     for part in parts(dataset):

@@ -168,7 +168,6 @@ def put_globals(taken: Globals) -> None:
 # NumPy's Mersenne Twister costs 40 us to copy and 0.3 us to swap, so it is swapped for these.
 _spare: list[np.random.MT19937] = []
 
-
 # A Mersenne Twister's 624 words and its place among them, as they lie in memory.
 _TWISTER = ctypes.c_char * 2500
 _AT_ITS_END = (624).to_bytes(4, "little")

@@ -122,13 +122,13 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         # A DataLoader with workers asks twice before it draws.
         tracked = self._tracked or (self._plan.progress.plan(), None)
         # Some datasets must know before workers are forked, which is before the first batch.
-        self._hand_epoch(tracked[0].planned_epoch)
+        _keyed.hand_epoch(self._dataset, tracked[0].planned_epoch)
         return self._batches(*tracked)
 
     def _batches(self, run: Run, stops: deque[int] | None) -> Iterator[list[int]]:
         self._tracked = None
         start = run.begin()
-        self._hand_epoch(start.epoch)
+        _keyed.hand_epoch(self._dataset, start.epoch)
         empty = True
         for step in self._plan.steps(start):
             run.check()
@@ -138,11 +138,6 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             empty = False
         if stops is None:
             run.finish(empty=empty)
-
-    def _hand_epoch(self, epoch: int) -> None:
-        for part in _keyed.parts(self._dataset):
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
-                set_epoch(epoch)
 
     def track(self, loader: Iterable[T]) -> Iterator[T]:
         """Go through a loader that draws from this sampler, and count what it delivers.

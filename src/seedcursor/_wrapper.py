@@ -14,7 +14,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from seedcursor import _batch, _checks, _rng
 from seedcursor._dataset import StatefulDataset
-from seedcursor._keyed import parts
+from seedcursor._keyed import hand_epoch
 
 
 def seeded(
@@ -112,9 +112,7 @@ class SeededDataset(StatefulDataset[Any]):
             ValueError: Out of range.
         """
         super().set_epoch(epoch)
-        for part in parts(self.base):
-            if callable(set_epoch := getattr(part, "set_epoch", None)):
-                set_epoch(epoch)
+        hand_epoch(self.base, epoch)
 
     def __getitem__(self, index: Any) -> Any:
         return self.__getitems__([index])[0]
