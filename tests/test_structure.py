@@ -16,7 +16,8 @@ SOURCE = Path(seedcursor.__file__).parent
 # A file imports only from rows above its own.
 LAYERS = [
     {"_checks", "_sharding"},
-    {"_keys", "_position", "_world"},
+    {"_record", "_position", "_world"},
+    {"_keys", "_occurrences"},
     {"_permutation", "_rng", "_process"},
     {"_batch", "_worker"},
     {"_keyed", "_order"},
@@ -27,9 +28,11 @@ LAYERS = [
     {"_loader"},
     {"__init__"},
 ]
-WITHOUT_TORCH = {"_checks", "_sharding", "_keys", "_position", "_permutation"}
+WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation"}
 PUBLIC = {
     "KeyedPermutation",
+    "Occurrence",
+    "Occurrences",
     "SKIP",
     "SeededDataset",
     "StatefulBatchSampler",
@@ -72,6 +75,11 @@ def sources():
     return {path.stem: path.read_text() for path in SOURCE.glob("*.py")}
 
 
+def integrations():
+    folder = SOURCE / "integrations"
+    return {path.stem: path.read_text() for path in folder.glob("*.py")}
+
+
 def test_every_file_has_a_row():
     assert set(sources()) == set().union(*LAYERS)
 
@@ -92,6 +100,16 @@ def test_files_import_only_from_rows_above():
 )
 def test_a_breach_would_be_seen(line):
     assert breaches("_keys", line)
+
+
+@pytest.mark.parametrize("name", sorted(integrations()))
+def test_integrations_use_public_names_and_their_own_framework(name):
+    names = imported(integrations()[name]) - set(sys.stdlib_module_names)
+    assert names <= PUBLIC | {"integrations", "numpy", "torch", name}
+
+
+def test_nothing_imports_integrations():
+    assert not [name for name, source in sources().items() if "integrations" in imported(source)]
 
 
 def test_rooms_without_torch():

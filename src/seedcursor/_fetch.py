@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from seedcursor import _batch, _rng
 from seedcursor._dataset import SKIP, StatefulIterableDataset
+from seedcursor._record import Occurrence
 from seedcursor._sharding import Shape
 from seedcursor._worker import cap_threads
 
@@ -86,14 +87,23 @@ class Fetcher(Dataset[Built]):
 
     def _build(self, request: Request) -> Built:
         dataset, indices = self.dataset, request.indices
-        samples: Any
-        if not self._batched:
-            samples = dataset[indices[0]]
-        elif getattr(dataset, "__getitems__", None):
+        if indices and type(indices[0]) is Occurrence:
+            samples = self._occurrences(indices)
+        elif self._batched and getattr(dataset, "__getitems__", None):
             samples = dataset.__getitems__(indices)
         else:
             samples = self._samples(indices)
-        return request.stop, False, [self._collate_fn(samples)]
+        return request.stop, False, [self._collate_fn(samples if self._batched else samples[0])]
+
+    def _occurrences(self, drawn: Sequence[Occurrence]) -> list[Any]:
+        batch = _batch.own()
+        assert batch is not None
+        samples = []
+        for occurrence in drawn:
+            batch.number = occurrence.number
+            samples += self._samples([occurrence.index])
+        batch.number = 0
+        return samples
 
     def _samples(self, indices: Sequence[Any]) -> list[Any]:
         dataset, left = self.dataset, iter(indices)
