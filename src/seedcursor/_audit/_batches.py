@@ -1,0 +1,56 @@
+"""A loader with a position: its batches, and where it stands. Only for experiments' processes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from seedcursor._audit._digest import digest
+from seedcursor._loader import StatefulDataLoader
+
+
+def batches(
+    loader: StatefulDataLoader[Any],
+    num_workers: int,
+    limit: int,
+    state: dict[str, Any] | None = None,
+) -> tuple[list[bytes], dict[str, Any]]:
+    """Digests of the next batches, and the state after them.
+
+    Args:
+        loader: Is changed.
+        num_workers: In place of the loader's own.
+        limit: The most batches.
+        state: Where to resume.
+    """
+    _set_workers(loader, num_workers)
+    if state is not None:
+        loader.load_state_dict(state)
+    found = [digest(batch) for batch in itertools.islice(loader, limit)]
+    return found, loader.state_dict()
+
+
+def _set_workers(loader: StatefulDataLoader[Any], num_workers: int) -> None:
+    if loader.num_workers and num_workers:
+        return
+    # DataLoader has no way to change these, and checks them against each other when it is made.
+    values: dict[str, Any] = {"num_workers": num_workers}
+    if not num_workers:
+        values |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+        values["_DataLoader__multiprocessing_context"] = None
+    loader.__dict__.update(values)
+
+
+def order(
+    sampler: Any, epochs: int, limit: int, reseed: Callable[[int], None]
+) -> list[list[Any]]:
+    """The indices, or batches of them, that a sampler gives in each epoch."""
+    found = []
+    for epoch in range(epochs):
+        reseed(epoch)
+        for part in (sampler, getattr(sampler, "sampler", None)):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(epoch)
+        found.append(list(itertools.islice(sampler, limit)))
+    return found
