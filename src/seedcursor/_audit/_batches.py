@@ -42,9 +42,7 @@ def _set_workers(loader: StatefulDataLoader[Any], num_workers: int) -> None:
     loader.__dict__.update(values)
 
 
-def order(
-    sampler: Any, epochs: int, limit: int, reseed: Callable[[int], None]
-) -> list[list[Any]]:
+def order(sampler: Any, epochs: int, limit: int, reseed: Callable[[int], None]) -> list[list[Any]]:
     """The indices, or batches of them, that a sampler gives in each epoch."""
     found = []
     for epoch in range(epochs):

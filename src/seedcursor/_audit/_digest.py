@@ -27,7 +27,7 @@ def digest(value: object) -> bytes:
     return hashed.digest()
 
 
-def _parts(value: Any, outer: tuple[int, ...]) -> list[bytes]:
+def _parts(value: Any, outer: tuple[int, ...]) -> list[bytes]:  # noqa: PLR0911 - a return a kind
     """A value as bytes that tell it apart; ``outer`` are the ids of what it lies in."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}".encode()
     if isinstance(value, float):
@@ -57,19 +57,23 @@ def _is_image(value: object) -> bool:
 
 def _tensor(value: torch.Tensor) -> list[bytes]:
     value = value.detach().cpu()
-    head = [str(value.dtype).encode(), repr(tuple(value.shape)).encode(), str(value.layout).encode()]
+    head = [
+        str(value.dtype).encode(),
+        repr(tuple(value.shape)).encode(),
+        str(value.layout).encode(),
+    ]
     if value.layout == torch.sparse_coo:
         value = value.coalesce()
         return [*head, *_tensor(value.indices()), *_tensor(value.values())]
     if value.layout != torch.strided:
-        return [*head, *_tensor(value.to_sparse_coo())]
+        return [*head, *_tensor(value.to_dense())]
     if value.is_quantized:
         return [*head, repr(value.qscheme()).encode(), *_tensor(value.int_repr())]
     flat = value.resolve_conj().resolve_neg().contiguous().reshape(-1)
     return [*head, flat.view(torch.uint8).numpy().tobytes()]
 
 
-def _nested(value: Any, outer: tuple[int, ...]) -> list[bytes]:
+def _nested(value: Any, outer: tuple[int, ...]) -> list[bytes]:  # noqa: PLR0911
     if isinstance(value, np.ndarray):
         return [repr(value.shape).encode(), *_sequence(value.ravel().tolist(), outer)]
     if isinstance(value, Mapping):

@@ -28,7 +28,7 @@ def read(name: str) -> bytes:
     bits = get_bit_generator()
     if _rng._TWISTER_IS_KNOWN and type(bits) is np.random.MT19937:
         # A draw of randn may only give the Gaussian that was kept back.
-        kept = np.random.get_state()[3:]
+        _, _, _, *kept = np.random.get_state()
         return _rng._twister(bits).raw + repr(kept).encode()
     return repr(np.random.get_state(legacy=False)).encode()
 

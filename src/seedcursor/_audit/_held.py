@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from collections import deque
@@ -41,7 +42,8 @@ def held(root: object, name: str) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     seen = {id(np.random.mtrand._rand), id(getattr(random, "_inst", None))}
-    seen |= {id(torch.default_generator), id(get_bit_generator())}
+    seen.add(id(torch.default_generator))
+    engines = {id(get_bit_generator())}
     waiting: deque[tuple[str, Any]] = deque([(name, root)])
     while waiting and len(seen) < _OBJECTS:
         path, thing = waiting.popleft()
@@ -50,8 +52,8 @@ def held(root: object, name: str) -> dict[str, Any]:
         seen.add(id(thing))
         if not isinstance(thing, GENERATORS):
             waiting.extend(_inside(path, thing))
-        elif not isinstance(thing, random.SystemRandom) and id(_bits(thing)) not in seen:
-            seen.add(id(_bits(thing)))
+        elif not isinstance(thing, random.SystemRandom) and id(_bits(thing)) not in engines:
+            engines.add(id(_bits(thing)))
             found[path] = thing
     return found
 
@@ -85,10 +87,8 @@ def _inside(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
 def _of_function(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):  # a variable that is not set yet
             yield f"{path}.{name}", cell.cell_contents
-        except ValueError:
-            continue  # a variable that is not set yet
     yield from ((f"{path}.__defaults__[{k}]", d) for k, d in enumerate(function.__defaults__ or ()))
     module = function.__module__ or "?"
     if module.partition(".")[0] in _FOREIGN:
@@ -113,9 +113,9 @@ def _of_class(path: str, owner: type) -> Iterator[tuple[str, Any]]:
             value = value.__func__  # noqa: PLW2901
         elif isinstance(value, property):
             value = value.fget  # noqa: PLW2901
-        if isinstance(value, (*GENERATORS, FunctionType)):
-            yield f"{path}.{name}", value
-        elif isinstance(value, (list, tuple, dict)) and not name.startswith("__"):
+        if isinstance(value, (*GENERATORS, FunctionType)) or (
+            isinstance(value, (list, tuple, dict)) and not name.startswith("__")
+        ):
             yield f"{path}.{name}", value
     yield from ((path, base) for base in owner.__bases__)
 

@@ -218,11 +218,11 @@ class Lab:
         # What differs by itself proves nothing.
         return [p for p in found if p not in self.unstable] if found else []
 
-    def salted(self, salt: Salt = Salt(0)) -> list[int]:
+    def salted(self, families: str = "") -> list[int]:
         """The places whose values depend on generators that they make for themselves."""
         if not any(outcome.sources for outcome in self.base.values()):
             return []
-        return self.differing(self.control._replace(salt=salt))
+        return self.differing(self.control._replace(salt=Salt(0, families)))
 
     @property
     def collated(self) -> Reader | None:

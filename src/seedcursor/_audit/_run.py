@@ -80,7 +80,9 @@ def audit(
     if not hasattr(os, "fork"):
         raise RuntimeError("audit needs os.fork, which this system lacks: run it on Linux or macOS")
     if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RuntimeError("put audit() under if __name__ == '__main__': a worker imports this file")
+        raise RuntimeError(
+            "put audit() under if __name__ == '__main__': a worker imports this file"
+        )
     settings = Settings(
         num_workers=_counts(num_workers),
         epochs=_checks.integer("epochs", epochs, low=1, limit=100),
@@ -116,7 +118,8 @@ def _judged(lab: Lab, ignored: frozenset[str]) -> tuple[list[Finding], list[str]
         if failed:
             shown = ", ".join(str(outcome.place) for outcome in failed[:5])
             lab.notes.append(
-                f"{len(failed)} of {len(lab.base)} samples raised, such as {shown}: {failed[0].text}"
+                f"{len(failed)} of {len(lab.base)} samples raised, such as {shown}: "
+                f"{failed[0].text}"
             )
         if len(failed) == len(lab.base):
             return [_unreadable(lab, f"every sample raised: {failed[0].text}")], [], []

@@ -27,7 +27,6 @@ from seedcursor import _batch, _rng
 from seedcursor._audit._digest import digest
 
 
-
 def _folder(file: str | None) -> str:
     assert file is not None
     return str(Path(file).parent) + os.sep
@@ -243,7 +242,7 @@ def _watch_numpy(watch: Watch) -> None:
         return made
 
     def twister(original: Any) -> Any:
-        class Twister(original, metaclass=_standing_for(original)):  # type: ignore[misc]
+        class Twister(original, metaclass=_standing_for(original)):  # type: ignore[misc, metaclass]
             def _legacy_seeding(self, seed: Any) -> None:
                 super()._legacy_seeding(seed)
                 salt = 0 if seed is None else watch.tell("numpy", _plain_seed(seed))
@@ -317,7 +316,7 @@ def _watch_python(watch: Watch) -> None:
 
 def _watch_torch(watch: Watch) -> None:
     def generator(original: Any) -> Any:
-        class Generator(original, metaclass=_standing_for(original)):  # type: ignore[misc]
+        class Generator(original, metaclass=_standing_for(original)):  # type: ignore[misc, metaclass]
             def manual_seed(self, seed: int) -> Any:
                 salt = watch.tell("torch", int(seed))
                 return super().manual_seed((int(seed) + salt) % 2**63 if salt else seed)

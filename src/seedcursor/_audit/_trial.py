@@ -135,9 +135,7 @@ def _attempt(read: Callable[[int], Any], place: int) -> tuple[bool, Any]:
         return True, error
 
 
-def _observe(
-    read: Callable[[int], Any], place: int, generators: dict[str, Any]
-) -> Outcome | None:
+def _observe(read: Callable[[int], Any], place: int, generators: dict[str, Any]) -> Outcome | None:
     watched = watch()
     before = states(generators)
     start = time.perf_counter()

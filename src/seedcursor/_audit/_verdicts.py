@@ -11,6 +11,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.context import set_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ from seedcursor._audit._report import Finding
 from seedcursor._audit._sources import Salt, Source, watch
 from seedcursor._audit._trial import Outcome
 from seedcursor._audit._wording import WORDS
-from seedcursor._audit._workers import Record
+from seedcursor._audit._workers import Record, read_by
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._loader import StatefulDataLoader
 
@@ -36,9 +38,7 @@ _VARIANTS = (1, 2, 3)
 
 def _finding(check: str, where: str, *evidence: str) -> Finding:
     words = WORDS[check]
-    return Finding(
-        check, words.severity, words.message, "\n".join(evidence), where, words.fix
-    )
+    return Finding(check, words.severity, words.message, "\n".join(evidence), where, words.fix)
 
 
 def _place(lab: Lab, place: int) -> str:
@@ -78,19 +78,25 @@ def _unkeyed(lab: Lab, name: str) -> Iterator[Finding]:
     for reader in (lab.reader, lab.collated):
         if reader is None:
             continue
-        moved = [p for p, outcome in lab.trial(lab.control, reader).items() if name in outcome.moved]
+        moved = [
+            p for p, outcome in lab.trial(lab.control, reader).items() if name in outcome.moved
+        ]
         for control in _varied(lab, name, bool(moved)):
             places = lab.differing(control, reader)
             if places:
                 place = next((p for p in places if p in moved), places[0])
                 told = _told(lab, lab.trial(lab.control, reader), lab.trial(control, reader), place)
                 blames = lab.blamed(name, place, reader)
-                where = blames[0].where if blames else definition(reader.root, "__getitem__", "__iter__")
+                where = (
+                    blames[0].where
+                    if blames
+                    else definition(reader.root, "__getitem__", "__iter__")
+                )
                 lines = [f"with only {name}'s global state changed, {told}"]
                 lines += [" > ".join(blame.chain) for blame in blames[:3]]
                 yield _finding(check, where, *lines)
                 return
-    places = lab.salted(Salt(0, f"entropy-{name}"))
+    places = lab.salted(f"entropy-{name}")
     if places:
         source = next(s for s in lab.base[places[0]].sources if s.family == f"entropy-{name}")
         yield _finding(
@@ -125,8 +131,8 @@ def check_private_rng(lab: Lab) -> Iterator[Finding]:
         if guilty:
             place = next(p for p, outcome in base.items() if guilty[0] in outcome.moved)
             lines = [f"held by {path}" for path in guilty]
-            for blame in lab.blamed(guilty[0], place, reader)[:2]:
-                lines.append("drawn by " + " > ".join(blame.chain))
+            blames = lab.blamed(guilty[0], place, reader)[:2]
+            lines += ["drawn by " + " > ".join(blame.chain) for blame in blames]
             with contextlib.suppress(Broke):
                 lines += _copied(lab)
             yield _finding("private-rng", guilty[0], *lines)
@@ -196,7 +202,7 @@ def check_worker_count(lab: Lab) -> Iterator[Finding]:
             f"{_place(lab, place)} is another value each time, with nothing changed, in workers "
             "and without: it takes the clock, a process's id, an address or entropy of the system",
         )
-    elif lab.found & {"call-order"}:
+    elif lab.found & {"call-order", "resume"}:
         return
     elif lab.is_stateful:
         yield from _loader_worker_count(lab)
@@ -385,7 +391,7 @@ def check_repeated_randomness(lab: Lab) -> Iterator[Finding]:
 
 def check_frozen_epoch(lab: Lab) -> Iterator[Finding]:
     """Randomness that is the same in every epoch, with or without persistent workers."""
-    if lab.settings.epochs < 2 or "repeated-randomness" in lab.found:
+    if lab.settings.epochs < 2 or lab.found & {"repeated-randomness", "call-order"}:
         return
     yield from _frozen_sampler(lab)
     random = lab.salted()
@@ -435,8 +441,7 @@ def _frozen_in_workers(records: list[Record]) -> bool:
     if not now or now.keys() != later.keys():
         return False
     return all(
-        now[k].digest == later[k].digest
-        and (not later[k].draws or now[k].draws == later[k].draws)
+        now[k].digest == later[k].digest and (not later[k].draws or now[k].draws == later[k].draws)
         for k in now
     )
 
@@ -567,9 +572,7 @@ def check_start_method(lab: Lab) -> Iterator[Finding]:
     """The dataset does not pickle, or gives other values in a spawned worker."""
     if lab.found & {"call-order"} or not lab.sound:
         return
-    crew = evolve(
-        lab.crew, num_workers=1, control=lab.control, epochs=1, batch_size=1, init=None
-    )
+    crew = evolve(lab.crew, num_workers=1, control=lab.control, epochs=1, batch_size=1, init=None)
     places = [place for place in lab.sound if place not in lab.unstable][:6]
     if not places:
         return
@@ -594,8 +597,6 @@ def check_start_method(lab: Lab) -> Iterator[Finding]:
 
 
 def _spawned(lab: Lab, crew: Any, places: list[int]) -> list[Record] | str:
-    from seedcursor._audit._workers import read_by
-
     main = sys.modules["__main__"]
     if not _needs_main(lab.dataset):
         # The program itself need not be importable for this.
@@ -608,17 +609,18 @@ def _spawned(lab: Lab, crew: Any, places: list[int]) -> list[Record] | str:
     return read_by(spawning, lab.dataset, None if lab.is_stream else places, limit)
 
 
+class _Spawning:
+    """Stands for a process that is being started, so that what only travels then is pickled."""
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        return descriptor
+
+    DupFd = duplicate_for_child
+
+
 def _needs_main(dataset: Any) -> bool:
-    from multiprocessing.context import set_spawning_popen
-    from multiprocessing.reduction import ForkingPickler
-
-    class Spawning:
-        def duplicate_for_child(self, descriptor: int) -> int:
-            return descriptor
-
-        DupFd = duplicate_for_child
-
-    set_spawning_popen(Spawning())
+    spawning: Any = _Spawning()
+    set_spawning_popen(spawning)
     try:
         return b"__main__" in bytes(ForkingPickler.dumps(dataset))
     finally:
@@ -677,7 +679,7 @@ def check_resume(lab: Lab) -> Iterator[Finding]:
     """Stopped and resumed is not the same as uninterrupted."""
     if not lab.is_stateful and not isinstance(lab.dataset, StatefulIterableDataset):
         return
-    if lab.found & {"private-rng", "call-order", "worker-count"} or lab.unstable:
+    if lab.found & {"private-rng", "call-order"} or lab.unstable:
         return
     if lab.found & {"unkeyed-numpy", "unkeyed-python", "unkeyed-torch"}:
         return
@@ -704,6 +706,7 @@ CHECKS: dict[str, Callable[[Lab], Iterator[Finding]]] = {
     "unkeyed-torch": check_unkeyed_torch,
     "private-rng": check_private_rng,
     "call-order": check_call_order,
+    "resume": check_resume,
     "worker-count": check_worker_count,
     "repeated-records": check_repeated_records,
     "missing-records": check_missing_records,
@@ -713,7 +716,6 @@ CHECKS: dict[str, Callable[[Lab], Iterator[Finding]]] = {
     "shared-key": check_shared_key,
     "start-method": check_start_method,
     "threads": check_threads,
-    "resume": check_resume,
 }
 
 
@@ -737,5 +739,3 @@ def verdicts(lab: Lab, ignored: frozenset[str]) -> Iterator[tuple[str, list[Find
             findings = list(function(lab))
             lab.found |= {finding.check for finding in findings}
             yield check, findings
-
-

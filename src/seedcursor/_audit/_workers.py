@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -149,12 +150,10 @@ class _RecordedStream(IterableDataset[Record]):
                 records.append(iter(recorder.dataset))
             return next(records[0])
 
-        for place in range(self._limit):
-            try:
+        with contextlib.suppress(StopIteration):
+            for place in range(self._limit):
                 # One state for all, so that a record is the same wherever it is read.
                 yield recorder.record(place, 0, read)
-            except StopIteration:
-                return
 
 
 @frozen
