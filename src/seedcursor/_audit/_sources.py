@@ -258,7 +258,7 @@ def _watch_numpy(watch: Watch) -> None:
             salt = watch.tell("entropy-numpy", len(watch.sources))
             if not (watch.active and watch.fixed):
                 return original(count)  # type: ignore[no-any-return]
-            return int.from_bytes(watch.known(salt, -(-count // 8)), "little") % 2**count
+            return int.from_bytes(watch.known(salt, -(-count // 8)), "little") & ((1 << count) - 1)
 
         return randbits
 
@@ -307,7 +307,7 @@ def _watch_python(watch: Watch) -> None:
 
         return urandom
 
-    everybodys = random._inst  # type: ignore[attr-defined]
+    everybodys = random._inst
     _patch(random.Random, "seed", seeding)
     # The module's own function was bound before.
     random.seed = everybodys.seed
