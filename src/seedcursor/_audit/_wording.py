@@ -37,7 +37,10 @@ _KEYED = (
     "With seedcursor: hold no generator, make one for each sample,\n"
     "    rng = self.rng(index)  # in a StatefulDataset; torch_rng and python_rng for the others\n"
     "In plain PyTorch:\n"
-    "    rng = np.random.default_rng((self.seed, self.epoch, index))"
+    "    rng = np.random.default_rng((self.seed, self.epoch, index))\n"
+    "A library's transform that keeps a generator is given a seed from rng for each sample,\n"
+    "    transform.set_random_seed(int(rng.integers(2**32)))  # albumentations\n"
+    "    transform.set_random_state(int(rng.integers(2**32)))  # MONAI"
 )
 
 WORDS = {
