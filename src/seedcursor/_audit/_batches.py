@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from seedcursor._audit._digest import digest
@@ -42,13 +41,17 @@ def _set_workers(loader: StatefulDataLoader[Any], num_workers: int) -> None:
     loader.__dict__.update(values)
 
 
-def order(sampler: Any, epochs: int, limit: int, reseed: Callable[[int], None]) -> list[list[Any]]:
+def order(sampler: Any, epochs: int, limit: int) -> list[list[Any]]:
     """The indices, or batches of them, that a sampler gives in each epoch."""
     found = []
     for epoch in range(epochs):
-        reseed(epoch)
         for part in (sampler, getattr(sampler, "sampler", None)):
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(epoch)
         found.append(list(itertools.islice(sampler, limit)))
     return found
+
+
+def flat(indices: list[Any]) -> list[Any]:
+    """Indices, out of the batches that they may lie in."""
+    return [k for item in indices for k in (item if isinstance(item, (list, tuple)) else [item])]

@@ -37,7 +37,10 @@ def _parts(value: Any, outer: tuple[int, ...]) -> list[bytes]:  # noqa: PLR0911 
     if isinstance(value, (bytes, bytearray, memoryview)):
         return [kind, bytes(value)]
     if isinstance(value, torch.Tensor):
-        return [kind, *_tensor(value)]
+        try:
+            return [kind, *_tensor(value)]
+        except (RuntimeError, NotImplementedError):  # a nested or meta tensor has no such bytes
+            return [kind, b"opaque"]
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return [kind, str(value.dtype).encode(), repr(value.shape).encode(), value.tobytes()]
     if isinstance(value, np.generic):

@@ -12,6 +12,7 @@ from attrs import define, evolve, field, frozen
 from torch.utils.data import DataLoader, IterableDataset
 
 from seedcursor._audit import _globals, _held
+from seedcursor._audit._batches import flat, order
 from seedcursor._audit._blame import Blame, blame
 from seedcursor._audit._isolate import Broke, Died, Hung, Place, isolated
 from seedcursor._audit._sources import Salt, watch
@@ -129,7 +130,9 @@ class Lab:
     @property
     def length(self) -> int | None:
         """The dataset's, None if it has none."""
-        return self._once("length", lambda: None if self.is_stream else len(self.dataset))
+        if self.is_stream:
+            return None
+        return self._once("length", lambda: self.run(lambda _: len(self.dataset)))
 
     @property
     def places(self) -> list[int]:
@@ -137,7 +140,9 @@ class Lab:
         return self._once("places", self._choose)
 
     def _choose(self) -> list[int]:
-        count = self._affordable()
+        if self.sampled is not None:
+            return self._choose_sampled(self.sampled)
+        count = self._affordable([0, 1, 2][: self.length])
         if self.length is None:
             return list(range(count))
         if self.length <= count:
@@ -154,10 +159,38 @@ class Lab:
         self.notes.append(f"looked at {len(chosen)} of {self.length} samples")
         return sorted(chosen)
 
-    def _affordable(self) -> int:
+    @property
+    def sampled(self) -> list[Any] | None:
+        """What a plain loader's own sampler gives in an epoch, as far as it is looked at."""
+        loader = self.loader
+        if loader is None or self.is_stream or self.is_stateful:
+            return None
+        sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+        def draw(_: Place) -> list[Any]:
+            torch.manual_seed(self.settings.seed)
+            return flat(order(sampler, 1, 5000)[0])
+
+        return self._once("sampled", lambda: self.run(draw))
+
+    def _choose_sampled(self, sampled: list[Any]) -> list[int]:
+        if not all(hasattr(index, "__index__") for index in sampled):
+            raise TypeError(
+                f"dataset_or_loader must have integer indices, got a sampler that gives "
+                f"{sampled[0]!r}; audit the dataset that has the records instead"
+            )
+        known = sorted({int(index) for index in sampled})
+        count = self._affordable(known[:3])
+        if len(known) <= count:
+            return known
+        rng = np.random.default_rng(self.settings.seed)
+        chosen = rng.permutation(len(known))[:count]
+        self.notes.append(f"looked at {count} of the samples that the sampler gives")
+        return sorted(known[k] for k in chosen)
+
+    def _affordable(self, first: list[int]) -> int:
         if self.settings.samples is not None:
             return self.settings.samples
-        first = [0, 1, 2][: self.length]
         outcomes = self.run(lambda at: trial(self.reader, first, self.control, at.put))
         slowest = max((outcome.seconds for outcome in outcomes), default=0.0)
         return max(4, min(_SAMPLES, int(_SECONDS / _READINGS / max(slowest, 1e-6))))

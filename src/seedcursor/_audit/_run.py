@@ -131,17 +131,19 @@ def _judged(lab: Lab, ignored: frozenset[str]) -> tuple[list[Finding], list[str]
         return [*findings, _unreadable(lab, str(told))], done, []
     except Broke as broke:
         last = str(broke).strip().splitlines()[-1]
-        return [*findings, _unreadable(lab, last)], done, []
+        # Forked workers take everything with them, so others may fail where these do not.
+        check = "unreadable" if lab.settings.start_method == "fork" else "start-method"
+        return [*findings, _unreadable(lab, last, check)], done, []
 
 
 def _picture(lab: Lab) -> list[Record]:
     return [] if lab.is_stateful else lab.natural[0]
 
 
-def _unreadable(lab: Lab, evidence: str) -> Finding:
-    words = WORDS["unreadable"]
+def _unreadable(lab: Lab, evidence: str, check: str = "unreadable") -> Finding:
+    words = WORDS[check]
     where = definition(lab.dataset, "__getitem__", "__iter__")
-    return Finding("unreadable", words.severity, words.message, evidence, where, words.fix)
+    return Finding(check, words.severity, words.message, evidence, where, words.fix)
 
 
 def _check_target(target: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -76,7 +77,8 @@ def set_epoch(root: Any, epoch: int) -> None:
     for part in parts(root):
         has_method = callable(getattr(part, "set_epoch", None))
         if not has_method and type(getattr(part, "__dict__", {}).get("epoch")) is int:
-            part.epoch = epoch  # type: ignore[attr-defined]
+            with contextlib.suppress(AttributeError):  # it may be frozen
+                part.epoch = epoch  # type: ignore[attr-defined]
 
 
 def put(control: Control, place: int, generators: dict[str, Any]) -> None:

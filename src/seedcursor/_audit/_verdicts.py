@@ -20,7 +20,7 @@ from attrs import evolve
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
 from seedcursor._audit import _globals
-from seedcursor._audit._batches import batches, order
+from seedcursor._audit._batches import batches, flat, order
 from seedcursor._audit._blame import definition
 from seedcursor._audit._isolate import Broke
 from seedcursor._audit._lab import Lab
@@ -513,7 +513,7 @@ def _orders(lab: Lab, salt: Salt | None = None) -> list[list[Any]]:
         watched.salt = salt
         torch.manual_seed(lab.settings.seed)
         with watched.reading(0):
-            return order(sampler, 2, 5000, lambda _: None)
+            return order(sampler, 2, 5000)
 
     return lab.run(draw)
 
@@ -528,10 +528,6 @@ def _own_sampler(lab: Lab) -> bool:
     return not kinds <= {"torch.utils.data.sampler"}
 
 
-def _flat(indices: list[Any]) -> list[Any]:
-    return [k for item in indices for k in (item if isinstance(item, (list, tuple)) else [item])]
-
-
 def _repeated_by_sampler(lab: Lab) -> Iterator[Finding]:
     loader = lab.loader
     if not _own_sampler(lab) or loader is None:
@@ -540,7 +536,7 @@ def _repeated_by_sampler(lab: Lab) -> Iterator[Finding]:
     by_design = isinstance(inner, WeightedRandomSampler) or getattr(inner, "replacement", False)
     if by_design or isinstance(inner, (RandomSampler, torch.utils.data.DistributedSampler)):
         return
-    indices = _flat(_orders(lab)[0])
+    indices = flat(_orders(lab)[0])
     again = [index for index, count in Counter(indices).items() if count > 1]
     if again:
         yield _finding(
@@ -561,7 +557,7 @@ def _frozen_sampler(lab: Lab) -> Iterator[Finding]:
         yield _finding(
             "frozen-epoch",
             definition(inner, "__iter__"),
-            f"the sampler shuffles in the same order in epochs 0 and 1: {_flat(first)[:6]}...",
+            f"the sampler shuffles in the same order in epochs 0 and 1: {flat(first)[:6]}...",
         )
 
 
@@ -721,6 +717,8 @@ CHECKS: dict[str, Callable[[Lab], Iterator[Finding]]] = {
 
 def applies(check: str, lab: Lab) -> bool:
     """Whether a check has something to look at in this target."""
+    if check == "worker-count" and not lab.crew.num_workers:
+        return False
     if check == "resume":
         return lab.is_stateful or isinstance(lab.dataset, StatefulIterableDataset)
     if check.startswith("unkeyed") or check == "threads":
