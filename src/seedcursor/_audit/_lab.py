@@ -38,6 +38,11 @@ _SAMPLES, _RECORDS = 24, 120
 _SECONDS, _READINGS = 12.0, 20
 
 
+def _patience(lab: Lab) -> int:
+    """Workers that are not forked import everything first, each of them in each epoch."""
+    return 1 if lab.settings.start_method == "fork" else 4
+
+
 @frozen
 class Settings:
     """How an audit is made; see `audit`."""
@@ -110,7 +115,7 @@ class Lab:
         self.tick()
         place = Place.make()
         try:
-            return isolated(lambda: experiment(place), self.settings.timeout)
+            return isolated(lambda: experiment(place), self.settings.timeout * _patience(self))
         except Hung as hung:
             raise Unreadable(f"{self._named(place)} did not return within {hung}") from None
         except Died as died:
