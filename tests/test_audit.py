@@ -100,6 +100,20 @@ def test_a_line_inside_a_library_is_its_callers():
     assert "random.py" in finding.evidence
 
 
+def doubled(index):
+    return index * 2
+
+
+class AfterACall(zoo.SomeValues):
+    def __getitem__(self, index):
+        return doubled(index) + np.random.rand()
+
+
+def test_a_call_that_returned_before_is_not_blamed():
+    (finding,) = seedcursor.audit(AfterACall(), samples=4, ignore=["start-method"]).findings
+    assert finding.where == f"{__file__}:{line_of(AfterACall, 'doubled')}"
+
+
 @pytest.mark.parametrize(
     ("name", "path"),
     [
@@ -285,6 +299,18 @@ def test_nothing_found_is_status_0(folder):
     assert (done.returncode, done.stderr) == (0, "imported\n")
     assert "nothing found" in done.stdout
     assert (folder / "page.html").read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_terminal_has_a_bar_that_goes_away(folder):
+    here, there = os.openpty()
+    line = [sys.executable, "-m", "seedcursor", "audit", "targets:right"]
+    done = subprocess.run(line, cwd=folder, stdout=subprocess.PIPE, stderr=there, check=False)
+    os.close(there)
+    drawn = os.read(here, 100_000).decode()
+    os.close(here)
+    assert done.returncode == 0
+    assert "\r[##" in drawn
+    assert drawn.endswith(" \r")
 
 
 def test_ignored_checks_are_not_made(folder):

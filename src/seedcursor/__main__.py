@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from seedcursor._audit._run import audit
 from seedcursor._audit._target import NoTarget, found_target
@@ -25,19 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             target = found_target(options.target)
-        report = audit(
-            target,
-            num_workers=options.workers,
-            epochs=options.epochs,
-            samples=options.samples,
-            batch_size=options.batch_size,
-            start_method=options.start_method,
-            ignore=options.ignore,
-            seed=options.seed,
-            timeout=options.timeout,
-            name=options.target,
-            progress=_progress(),
-        )
+        with _bar() as tick:
+            report = audit(
+                target,
+                num_workers=options.workers,
+                epochs=options.epochs,
+                samples=options.samples,
+                batch_size=options.batch_size,
+                start_method=options.start_method,
+                ignore=options.ignore,
+                seed=options.seed,
+                timeout=options.timeout,
+                name=options.target,
+                progress=tick,
+            )
         if options.html:
             report.to_html(options.html)
     except (NoTarget, OSError, RuntimeError, TypeError, ValueError) as error:
@@ -78,8 +79,9 @@ def _counts(text: str) -> tuple[int, ...]:
     return tuple(int(count) for count in text.split(","))
 
 
-def _progress() -> Callable[[], None]:
-    """A bar on a terminal, nothing elsewhere."""
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[], None]]:
+    """A bar on a terminal, gone at the end; nothing elsewhere."""
     done = 0
 
     def tick() -> None:
@@ -88,7 +90,13 @@ def _progress() -> Callable[[], None]:
         bar = "#" * done + "." * (_EXPERIMENTS - done)
         print(f"\r[{bar}]\r", end="", file=sys.stderr, flush=True)
 
-    return tick if sys.stderr.isatty() else lambda: None
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    try:
+        yield tick
+    finally:
+        print(f"\r{' ' * (_EXPERIMENTS + 2)}\r", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

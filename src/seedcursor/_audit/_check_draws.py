@@ -126,6 +126,7 @@ def _copied(lab: Lab) -> list[str]:
 
 
 def sharing(records: Iterable[Record]) -> list[Record]:
+    """Those whose draws another one has too."""
     counts = Counter(record.draw for record in records if record.draw)
     return [record for record in records if record.draw and counts[record.draw] > 1]
 

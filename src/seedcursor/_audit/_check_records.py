@@ -97,6 +97,7 @@ def check_missing_records(lab: Lab) -> Iterator[Finding]:
 
 
 def stream_worker_count(lab: Lab) -> Iterator[Finding]:
+    """Records that workers yield and one process alone never does."""
     alone, shared = _shares(lab)
     if len(alone) >= lab.limit:
         return
@@ -114,6 +115,7 @@ def stream_worker_count(lab: Lab) -> Iterator[Finding]:
 
 
 def orders(lab: Lab, salt: Salt | None = None) -> list[list[Any]]:
+    """What the loader's sampler gives in two epochs."""
     loader = lab.loader
     assert loader is not None
     sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
