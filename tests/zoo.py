@@ -511,6 +511,17 @@ class SameOrder(Repeating):
         return iter(np.random.default_rng(0).permutation(self.n).tolist())
 
 
+class HoldsOrder(Repeating):
+    """Shuffles by a generator of its own, which nobody puts back."""
+
+    def __init__(self, n):
+        super().__init__(n)
+        self.rng = np.random.default_rng(0)
+
+    def __iter__(self):
+        return iter(self.rng.permutation(self.n).tolist())
+
+
 class LongestFirst(Repeating):
     def __iter__(self):
         return iter(range(self.n - 1, -1, -1))
@@ -736,6 +747,11 @@ FAULTY = [
     animal("lambda", "start-method", Unpicklable, spawn=True),
     animal("hash", "start-method", Hashed, spawn=True),
     animal("ignores start", "resume", FromTheBeginning),
+    animal(
+        "held order",
+        "resume",
+        lambda: StatefulDataLoader(SomeValues(), batch_size=2, sampler=HoldsOrder(N)),
+    ),
     animal("skips", "resume", lambda: StatefulDataLoader(Moving(), batch_size=2)),
     animal("loader, held", "private-rng", lambda: StatefulDataLoader(Fields(), batch_size=2)),
     animal("ours, global", "unkeyed-python", OursByGlobal),

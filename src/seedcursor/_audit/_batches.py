@@ -14,6 +14,7 @@ def batches(
     num_workers: int,
     limit: int,
     state: dict[str, Any] | None = None,
+    left: int = 0,
 ) -> tuple[list[bytes], dict[str, Any]]:
     """Digests of the next batches, and the state after them.
 
@@ -22,8 +23,12 @@ def batches(
         num_workers: In place of the loader's own.
         limit: The most batches.
         state: Where to resume.
+        left: Batches of an epoch before, which is then left; 0 for no such epoch.
     """
     _set_workers(loader, num_workers)
+    if left:
+        for _ in itertools.islice(loader, left):
+            pass
     if state is not None:
         loader.load_state_dict(state)
     found = [digest(batch) for batch in itertools.islice(loader, limit)]

@@ -178,10 +178,10 @@ _STEPS = 8
 
 
 def _loaded(
-    lab: Lab, num_workers: int, limit: int, state: dict[str, Any] | None = None
+    lab: Lab, num_workers: int, limit: int, state: dict[str, Any] | None = None, left: int = 0
 ) -> tuple[list[bytes], dict[str, Any]]:
     loader = _positioned(lab)
-    found, after = lab.run(lambda _: batches(loader, num_workers, limit, state))
+    found, after = lab.run(lambda _: batches(loader, num_workers, limit, state, left))
     lab.compared += len(found) * (loader.batch_size or 1)
     return found, after
 
@@ -207,18 +207,19 @@ def check_resume(lab: Lab) -> Iterator[Finding]:
         return
     if lab.found & {"unkeyed-numpy", "unkeyed-python", "unkeyed-torch"}:
         return
-    whole, _ = _loaded(lab, 0, _STEPS)
-    for stop in (1, 3):
+    # In the first epoch, and in one after an epoch that moved what must not move.
+    for left, stop in ((0, 1), (0, 3), (1, 2)):
+        whole, _ = _loaded(lab, 0, _STEPS, left=left)
         if stop >= len(whole):
             return
-        begun, state = _loaded(lab, 0, stop)
+        begun, state = _loaded(lab, 0, stop, left=left)
         resumed, _ = _loaded(lab, 0, _STEPS - stop, state)
         step = _first_difference(whole, begun + resumed)
         if step is not None:
             yield finding(
                 "resume",
                 definition(lab.dataset, "records", "__getitem__", "sample"),
-                f"stopped after batch {stop - 1} and resumed at cursor {state['cursor']}, batch "
-                f"{step} is another one than in an uninterrupted run",
+                f"stopped after batch {stop - 1} of epoch {state['epoch']} and resumed at cursor "
+                f"{state['cursor']}, batch {step} is another one than in an uninterrupted run",
             )
             return
