@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench zoo browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
@@ -19,6 +19,12 @@ lint: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run.py
+
+zoo: $(VENV)/.test
+	$(BIN)/pytest -n 2 tests/every_seed.py
+
+browser: $(VENV)/.test
+	$(BIN)/pytest tests/browser.py
 
 clean:
 	rm -rf $(VENV) build

@@ -16,6 +16,10 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _fetch  _wrapper
 #   _pass
 #   _loader
+#   _audit  testing  __main__
+from seedcursor._audit._report import AuditReport as AuditReport
+from seedcursor._audit._report import Finding as Finding
+from seedcursor._audit._run import audit as audit
 from seedcursor._batch import batch_rng as batch_rng
 from seedcursor._dataset import SKIP as SKIP
 from seedcursor._dataset import StatefulDataset as StatefulDataset
