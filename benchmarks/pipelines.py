@@ -1,4 +1,4 @@
-"""Photos of 224 x 224 and what people do to them, with three libraries and by hand."""
+"""Photos, read and augmented to 224 x 224: by hand, with albumentations and with MONAI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Photo = NDArray[np.uint8]
 
 
 class Photos(Dataset[Any]):
-    """A photo of 256 x 256, augmented anew each time.
+    """A JPEG file of 500 x 375, the usual size in ImageNet, read and augmented anew each time.
 
     Args:
         length: How many there are.
@@ -27,14 +27,17 @@ class Photos(Dataset[Any]):
 
     def __init__(self, length: int, transform: Callable[[Photo], Any]) -> None:
         self._length = length
-        self._photo = np.random.default_rng(0).integers(0, 256, (256, 256, 3), np.uint8)
+        coarse = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+        photo = cv2.resize(coarse, (500, 375), interpolation=cv2.INTER_CUBIC)
+        self._file = cv2.imencode(".jpg", photo)[1]
         self.transform = transform
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(self._photo)
+        photo: Any = cv2.imdecode(self._file, cv2.IMREAD_COLOR)
+        return self.transform(photo)
 
 
 class ByHand:
@@ -47,7 +50,7 @@ class ByHand:
 
     def __call__(self, photo: Photo) -> torch.Tensor:
         """Crop, flip, turn, jitter and add noise."""
-        top, left = self.rng.integers(32, size=2)
+        top, left = self.rng.integers((375 - 224, 500 - 224))
         image: NDArray[Any] = photo[top : top + 224, left : left + 224]
         if self.coin.random() < 0.5:
             image = image[:, ::-1]

@@ -1,5 +1,6 @@
 """Pipelines of albumentations, which hold generators of their own."""
 
+import random
 import zlib
 
 import albumentations as A  # noqa: N812 - as its documentation has it
@@ -103,8 +104,10 @@ def test_the_outermost_has_the_generators_of_its_path():
     base = Notes(nested())
     dataset = SeededAlbumentations(base, seed=5)
     sample = dataset[2]
-    path = ".pipelines[0]"
-    base.pipelines[0].set_random_state(dataset.rng(2, path), dataset.python_rng(2, path))
+    numpy = dataset.rng(2, ".pipelines[0].random_generator")
+    bits = dataset.rng(2, ".pipelines[0].py_random").bit_generator
+    python = random.Random(bits.random_raw() << 64 | bits.random_raw())
+    base.pipelines[0].set_random_state(numpy, python)
     assert base[2] == sample
 
 

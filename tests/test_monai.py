@@ -93,7 +93,7 @@ def test_each_has_the_stream_of_its_path():
     places = ".transforms[0]", ".transforms[1]", ".transforms[1].inner"
 
     def first(place):
-        words = dataset.rng(2, ".transform" + place).integers(2**32, size=4, dtype=np.uint32)
+        words = dataset.rng(2, ".transform" + place).bit_generator.random_raw(4).astype(np.uint32)
         return int(np.random.RandomState(words).randint(2**62, dtype=np.int64))
 
     assert dataset[2] == (2, *map(first, places))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from albumentations import BaseCompose, BasicTransform
 
-from seedcursor.integrations.generators import SeededGenerators, held
+from seedcursor.integrations.generators import SeededGenerators, held, put
 
 
 class SeededAlbumentations(SeededGenerators):
     """Any map-style dataset, with the albumentations pipelines that it holds keyed too.
 
     As ``SeededDataset``, and before each sample every ``Compose`` (or bare transform) that the
-    dataset holds gets generators of its own: those of ``rng(index, path)`` and
-    ``python_rng(index, path)``. It hands them on to all that is nested in it. A ``seed=`` that it
-    was built with has no effect then.
+    dataset holds gets generators of its own, with the streams ``path + ".random_generator"`` and
+    ``path + ".py_random"``. It hands them on to all that is nested in it. A ``seed=`` that it was
+    built with has no effect then.
 
     Args:
         base: A map-style dataset, complete with its pipelines.
@@ -40,15 +41,18 @@ class SeededAlbumentations(SeededGenerators):
     """
 
     def find(self) -> list[tuple[str, Any]]:
-        """The outermost pipelines and transforms, with their paths."""
-        return list(held(self.base, (BaseCompose, BasicTransform)))
+        """Each outermost pipeline or transform, a ``random.Random`` for it, and its path."""
+        found = held(self.base, (BaseCompose, BasicTransform))
+        return [(path, (pipeline, random.Random(0))) for path, pipeline in found]
 
     def key(self, thing: Any, index: Any, path: str) -> None:
         """Give a pipeline its generators for a sample.
 
         Args:
-            thing: A pipeline or transform.
+            thing: A pipeline or transform, and a ``random.Random``.
             index: Of the sample.
             path: Where the base holds it.
         """
-        thing.set_random_state(self.rng(index, path), self.python_rng(index, path))
+        pipeline, python = thing
+        put(python, self.rng(index, path + ".py_random"))
+        pipeline.set_random_state(self.rng(index, path + ".random_generator"), python)

@@ -14,6 +14,7 @@ import torch
 
 from seedcursor import SeededDataset
 
+# What draws.
 KINDS = (
     np.random.Generator,
     np.random.BitGenerator,
@@ -114,6 +115,28 @@ def _attributes(thing: object) -> Iterator[tuple[str, object]]:
                 yield f".{name}", member
 
 
+def put(generator: Any, rng: np.random.Generator) -> None:
+    """Put a generator at the start of a stream.
+
+    Args:
+        generator: Of one of `KINDS`. One of NumPy's PCG64 becomes equal to ``rng``; another bit
+            generator gets the same ``SeedSequence``, and the other kinds are seeded with raw bits.
+        rng: A generator on PCG64 that nothing was drawn from.
+    """
+    fresh = rng.bit_generator
+    if isinstance(generator, random.Random):
+        generator.seed(fresh.random_raw() << 64 | fresh.random_raw())
+    elif isinstance(generator, torch.Generator):
+        generator.manual_seed(fresh.random_raw())
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed(fresh.random_raw(4).astype(np.uint32))
+    else:
+        bits = getattr(generator, "bit_generator", generator)
+        if type(bits) is not type(fresh):
+            fresh = type(bits)(fresh.seed_seq)
+        bits.state = fresh.state
+
+
 class SeededGenerators(SeededDataset):
     """Any map-style dataset, with the generators that it holds keyed too.
 
@@ -179,7 +202,7 @@ class SeededGenerators(SeededDataset):
             index: Of the sample.
             path: As `find` gave it.
         """
-        _put(thing, self.rng(index, path))
+        put(thing, self.rng(index, path))
 
     def sample(self, index: Any) -> Any:
         """One sample of the base; called with the global RNGs keyed for it.
@@ -218,19 +241,3 @@ def _check(path: str, generator: Any) -> None:
             f"{name} has a bit generator that can't be keyed; hold one of NumPy's own, such as "
             "numpy.random.default_rng() or numpy.random.RandomState() makes"
         )
-
-
-def _put(generator: Any, rng: np.random.Generator) -> None:
-    """Let a generator be at the start of the stream that ``rng`` is at the start of."""
-    if isinstance(generator, np.random.RandomState):
-        generator.seed(rng.integers(2**32, size=4, dtype=np.uint32))
-    elif isinstance(generator, random.Random):
-        generator.seed(int.from_bytes(rng.bytes(16), "little"))
-    elif isinstance(generator, torch.Generator):
-        generator.manual_seed(int(rng.integers(2**63)))
-    else:
-        bits = getattr(generator, "bit_generator", generator)
-        fresh = rng.bit_generator
-        if type(bits) is not type(fresh):
-            fresh = type(bits)(fresh.seed_seq)
-        bits.state = fresh.state

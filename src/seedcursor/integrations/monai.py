@@ -8,7 +8,7 @@ import numpy as np
 from monai.transforms.compose import Compose
 from monai.transforms.transform import Randomizable
 
-from seedcursor.integrations.generators import SeededGenerators, held
+from seedcursor.integrations.generators import SeededGenerators, held, put
 
 
 class SeededMonai(SeededGenerators):
@@ -51,7 +51,7 @@ class SeededMonai(SeededGenerators):
             path: Where the base holds it.
         """
         component, state = thing
-        state.seed(self.rng(index, path).integers(2**32, size=4, dtype=np.uint32))
+        put(state, self.rng(index, path))
         if type(component).set_random_state is Compose.set_random_state:
             # It would seed what is in it, which is keyed by itself, and takes longer.
             Randomizable.set_random_state(component, state=state)
