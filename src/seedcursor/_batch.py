@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -16,6 +17,22 @@ from seedcursor import _checks, _keys, _rng
 _FEW = 4
 
 
+class Fault(NamedTuple):
+    """A record that raised, and was passed over; text, since not every error pickles.
+
+    Attributes:
+        record: The index that the dataset was asked for.
+        cause: The error and its words.
+        details: Its traceback.
+        at_most: How many the pass may pass over.
+    """
+
+    record: object
+    cause: str
+    details: str
+    at_most: int
+
+
 class Batch:
     """What the code that builds a batch may ask for.
 
@@ -25,9 +42,10 @@ class Batch:
         position: Of the batch's first sample.
         indices: What is fetched.
         dataset: What it is fetched from.
+        faults: The records that were passed over.
     """
 
-    __slots__ = ("_rows", "dataset", "epoch", "indices", "position", "seed")
+    __slots__ = ("_rows", "dataset", "epoch", "faults", "indices", "position", "seed")
 
     def __init__(
         self,
@@ -42,6 +60,7 @@ class Batch:
         self.epoch = epoch
         self.position = position
         self.indices = indices
+        self.faults: list[Fault] = []
         self._rows: dict[tuple[int, str | None], dict[int, NDArray[np.uint64]]] = {}
 
     def row(self, seed: int, index: int, stream: str | None) -> NDArray[np.uint64] | None:

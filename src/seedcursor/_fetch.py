@@ -34,8 +34,9 @@ class Request(NamedTuple):
 
 
 # What became of a request: the cursor once it is delivered, whether the records ended in this step
-# or before, and the batch in a list, which is empty if there is none to deliver.
-Built = tuple[int, bool, list[Any]]
+# or before, the batch in a list, which is empty if there is none to deliver, and what was passed
+# over on the way.
+Built = tuple[int, bool, list[Any], list[_batch.Fault]]
 
 
 class Fetcher(Dataset[Built]):
@@ -68,10 +69,10 @@ class Fetcher(Dataset[Built]):
             _batch.enter(batch)
             if self.owns_process and outer is None:
                 _rng.key_globals(request.key)
-                return self._build(request)
+                return *self._build(request), batch.faults
             with _rng.globals_aside():
                 _rng.key_globals(request.key)
-                return self._build(request)
+                return *self._build(request), batch.faults
         except StopIteration as error:
             raise RuntimeError(
                 f"the dataset or collate_fn raised StopIteration for the batch at epoch "
@@ -84,26 +85,29 @@ class Fetcher(Dataset[Built]):
         finally:
             _batch.leave(outer)
 
-    def _build(self, request: Request) -> Built:
-        dataset, indices = self.dataset, request.indices
-        samples: Any
-        if not self._batched:
-            samples = dataset[indices[0]]
-        elif getattr(dataset, "__getitems__", None):
-            samples = dataset.__getitems__(indices)
-        else:
-            samples = self._samples(indices)
-        return request.stop, False, [self._collate_fn(samples)]
+    def _build(self, request: Request) -> tuple[int, bool, list[Any]]:
+        samples = self._samples(request.indices)
+        if request.indices and isinstance(samples, list) and not samples:
+            return request.stop, False, []
+        return request.stop, False, [self._collate_fn(samples if self._batched else samples[0])]
 
-    def _samples(self, indices: Sequence[Any]) -> list[Any]:
+    def _samples(self, indices: Sequence[Any]) -> Any:
         dataset, left = self.dataset, iter(indices)
+        if self._batched and getattr(dataset, "__getitems__", None):
+            samples = dataset.__getitems__(indices)
+            # What is no list is somebody's batch, collected already.
+            return _kept(samples) if isinstance(samples, list) else samples
         try:
-            return [dataset[index] for index in left]
+            return [sample for index in left if (sample := dataset[index]) is not SKIP]
         except Exception as error:
             # The iterator knows how far it came; counting would cost every batch.
             index = indices[len(indices) - operator.length_hint(left) - 1]
             _note(error, f"in dataset[{index!r}]")
             raise
+
+
+def _kept(samples: list[Any]) -> list[Any]:
+    return [sample for sample in samples if sample is not SKIP]
 
 
 def _note(error: Exception, text: str) -> None:
@@ -140,7 +144,7 @@ class StreamFetcher(Fetcher):
         self._epoch = 0
         self._at = 0
 
-    def _build(self, request: Request) -> Built:
+    def _build(self, request: Request) -> tuple[int, bool, list[Any]]:
         places = request.indices
         assert isinstance(places, range)
         first = request.stop - len(places) * places.step
