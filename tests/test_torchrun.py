@@ -1,5 +1,6 @@
 """Ranks under the real launcher: equal steps, one state, and another number of ranks afterwards."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -58,7 +59,7 @@ def ranks_share_each_step_and_a_state(train, name):
     assert len(cursors) == HEAD + 1
     if not name.startswith("stream"):
         assert cursors == [8 * k for k in range(HEAD + 1)]
-    for step, (first, stop) in enumerate(zip(cursors, cursors[1:], strict=False)):
+    for step, (first, stop) in enumerate(itertools.pairwise(cursors)):
         expected = {sample for sample in order[first:stop] if sample}
         got = [{tuple(sample) for sample in rank[step]} for rank in dealt]
         assert got[0] | got[1] == expected

@@ -139,4 +139,5 @@ if __name__ == "__main__":
     rank = os.environ["RANK"]
     noted = {"train": train, "resume": resume}[part]()
     (folder / f"{part}-{rank}.json").write_text(json.dumps(noted))
+    dist.barrier()  # who leaves while another is still talking may hang in torch 2.4
     dist.destroy_process_group()
