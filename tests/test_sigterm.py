@@ -14,7 +14,10 @@ PAGE = Path(__file__).parent.parent / "docs" / "when-a-job-dies.md"
 JOB = re.search(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)[1]
 
 
-LONGER = JOB.replace("linspace(0, 1, 64)", "linspace(0, 1, 6000)")
+# The same on more records, and in no hurry, so that signals come in the middle of steps.
+LONGER = JOB.replace("linspace(0, 1, 64)", "linspace(0, 1, 1600)").replace(
+    "optimizer.step()\n", "optimizer.step(); __import__('time').sleep(0.005)\n"
+)
 COMMAND = [sys.executable, "-c", LONGER]
 
 
@@ -36,7 +39,8 @@ def kill_workers_first(job):
 
 
 def test_a_job_that_is_told_to_end_saves_first(tmp_path):
-    assert LONGER != JOB
+    assert "1600" in LONGER
+    assert "sleep" in LONGER
     weights = {}
     for tell in (None, tell_all, kill_workers_first):
         folder = tmp_path / getattr(tell, "__name__", "alone")
