@@ -52,10 +52,12 @@ def test_a_job_that_is_told_to_end_saves_first(tmp_path):
             while not (folder / "checkpoint.pt").exists():
                 assert job.poll() is None
                 time.sleep(0.001)
+            saved_before = (folder / "checkpoint.pt").stat().st_mtime_ns
             tell(job)
             _, errors = job.communicate(timeout=60)
             assert job.returncode == 1, errors
             assert "ended by SIGTERM" in errors or "in until_ended" in errors
+            assert (folder / "checkpoint.pt").stat().st_mtime_ns > saved_before
             data = torch.load(folder / "checkpoint.pt", weights_only=True)["data"]
             assert (data["epoch"], data["cursor"]) < (2, 0)
             assert data["cursor"] > 0
