@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench chaos clean
+.PHONY: demo test lint bench chaos zoo browser clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
@@ -22,6 +22,12 @@ bench: $(VENV)/.bench
 
 chaos: $(VENV)/.test
 	$(BIN)/python tests/chaos.py
+
+zoo: $(VENV)/.test
+	$(BIN)/pytest -n 2 tests/every_seed.py
+
+browser: $(VENV)/.test
+	$(BIN)/pytest tests/browser.py
 
 clean:
 	rm -rf $(VENV) build

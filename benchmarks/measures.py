@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import multiprocessing
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from pipelines import Photos
 from samples import (
     Ints,
     KeyedDraws,
@@ -23,7 +26,12 @@ from timing import BYTES, Comparison, exhaust, seconds
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
-from seedcursor import KeyedPermutation, StatefulBatchSampler, StatefulDataLoader
+from seedcursor import (
+    KeyedPermutation,
+    SeededDataset,
+    StatefulBatchSampler,
+    StatefulDataLoader,
+)
 
 BATCH = 64
 PASS = 40_000
@@ -55,6 +63,50 @@ def generators() -> Comparison:
         at_most=0.2,
         ours=lambda: spent(ours, our_loader),
         theirs=lambda: spent(theirs, their_loader),
+        pairs=15,
+    )
+
+
+def keyed_globals() -> Comparison:
+    """A batch of 64 whose samples each run with the global RNGs keyed, and draw nothing.
+
+    Ours as it is without workers, so it saves the process's own RNGs and puts them back, which the
+    three calls that people write don't. In a worker it has nothing to put back.
+    """
+    base = Ints(BATCH)
+    dataset = SeededDataset(base)
+    indices = list(range(BATCH))
+
+    def by_hand() -> None:
+        for index in indices:
+            np.random.seed(index)
+            random.seed(index)
+            torch.manual_seed(index)
+            base[index]
+
+    return Comparison(
+        against="np.random.seed(i); random.seed(i); torch.manual_seed(i)",
+        at_most=0.25,
+        ours=lambda: seconds(lambda: dataset.__getitems__(indices), calls=20),
+        theirs=lambda: seconds(by_hand, calls=20),
+        pairs=15,
+    )
+
+
+def adapter(wrap: Callable[[Any], Dataset[Any]], chain: Callable[[], Any]) -> Comparison:
+    """A pass over augmented photos of 224 x 224, without workers.
+
+    Theirs is the same pipeline in a plain ``DataLoader``, drawing as it comes.
+    """
+    photos = Photos(2 * BATCH, chain())
+    wrapped = wrap(Photos(2 * BATCH, chain()))
+    ours: Loader = StatefulDataLoader(wrapped, BATCH, collate_fn=len)
+    theirs: Loader = DataLoader(photos, BATCH, collate_fn=len)
+    return Comparison(
+        against="the bare pipeline in a DataLoader",
+        at_most=1.05,
+        ours=lambda: seconds(lambda: exhaust(ours)),
+        theirs=lambda: seconds(lambda: exhaust(theirs)),
         pairs=15,
     )
 

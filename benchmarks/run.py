@@ -13,11 +13,22 @@ from collections.abc import Callable
 from functools import partial
 
 import measures
+import pipelines
 from samples import Ints, Rows
 from timing import Comparison, compare, readable
 
+from seedcursor.integrations.albumentations import SeededAlbumentations
+from seedcursor.integrations.generators import SeededGenerators
+from seedcursor.integrations.monai import SeededMonai
+
 MEASURES: dict[str, Callable[[], Comparison]] = {
     "generators": measures.generators,
+    "keyed-globals": measures.keyed_globals,
+    "adapter-generators": partial(measures.adapter, SeededGenerators, pipelines.ByHand),
+    "adapter-albumentations": partial(
+        measures.adapter, SeededAlbumentations, pipelines.albumentations_chain
+    ),
+    "adapter-monai": partial(measures.adapter, SeededMonai, pipelines.monai_chain),
     "permutation": measures.permutation,
     "pass-ints-2-workers": partial(measures.pass_without_draws, Ints(measures.PASS), 2, 1.15),
     "pass-ints-0-workers": partial(measures.pass_without_draws, Ints(measures.PASS), 0, 1.6),

@@ -16,7 +16,8 @@ SOURCE = Path(seedcursor.__file__).parent
 # A file imports only from rows above its own.
 LAYERS = [
     {"_checks", "_sharding"},
-    {"_keys", "_position", "_world"},
+    {"_record", "_position", "_world"},
+    {"_keys", "_occurrences"},
     {"_permutation", "_rng", "_process"},
     {"_batch", "_worker"},
     {"_keyed", "_order"},
@@ -25,11 +26,26 @@ LAYERS = [
     {"_fetch", "_tolerant", "_wrapper"},
     {"_pass"},
     {"_loader"},
-    {"__init__"},
+    {"_audit", "_audit._digest", "_audit._isolate", "_audit._globals", "_audit._page"}
+    | {"_audit._text", "_audit._wording"},
+    {"_audit._held", "_audit._sources", "_audit._batches"},
+    {"_audit._trial", "_audit._blame"},
+    {"_audit._workers"},
+    {"_audit._report", "_audit._lab"},
+    {"_audit._said"},
+    {"_audit._check_draws", "_audit._check_records"},
+    {"_audit._check_keys", "_audit._check_places"},
+    {"_audit._verdicts"},
+    {"_audit._run", "_audit._target"},
+    {"__init__", "__main__", "testing"},
 ]
-WITHOUT_TORCH = {"_checks", "_sharding", "_keys", "_position", "_permutation"}
+WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation"}
 PUBLIC = {
+    "AuditReport",
+    "Finding",
     "KeyedPermutation",
+    "Occurrence",
+    "Occurrences",
     "SKIP",
     "SeededDataset",
     "StatefulBatchSampler",
@@ -37,6 +53,7 @@ PUBLIC = {
     "StatefulDataset",
     "StatefulIterableDataset",
     "TolerantDataset",
+    "audit",
     "batch_rng",
     "load_rng_state_dict",
     "rng_state_dict",
@@ -47,7 +64,7 @@ PUBLIC = {
 
 
 def imported(source):
-    """The modules that a file's text imports: ours by their last name, others by their first."""
+    """The modules that a file's text imports: ours within the package, others by first name."""
     names = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -55,11 +72,19 @@ def imported(source):
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             names |= (
-                {f"seedcursor.{alias.name}" for alias in node.names}
-                if module == "seedcursor"
+                {f"{module}.{alias.name}" for alias in node.names}
+                if module.removeprefix("seedcursor.") in {"seedcursor", *packages()}
                 else {module}
             )
-    return {name.split(".")[1 if name.startswith("seedcursor.") else 0] for name in names}
+    ours, others = "seedcursor.", {name for name in names if not name.startswith("seedcursor.")}
+    return {name.removeprefix(ours) for name in names - others} | {
+        name.split(".")[0] for name in others
+    }
+
+
+def packages():
+    """The sub-packages, whose files are named with theirs."""
+    return {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 
 
 def breaches(name, source):
@@ -70,7 +95,14 @@ def breaches(name, source):
 
 
 def sources():
-    return {path.stem: path.read_text() for path in SOURCE.glob("*.py")}
+    files = {path.relative_to(SOURCE).with_suffix(""): path for path in SOURCE.rglob("*.py")}
+    named = {".".join(name.parts): path.read_text() for name, path in files.items()}
+    return {name.removesuffix(".__init__"): source for name, source in named.items()}
+
+
+def integrations():
+    folder = SOURCE / "integrations"
+    return {path.stem: path.read_text() for path in folder.glob("*.py")}
 
 
 def test_every_file_has_a_row():
@@ -95,6 +127,16 @@ def test_a_breach_would_be_seen(line):
     assert breaches("_keys", line)
 
 
+@pytest.mark.parametrize("name", sorted(integrations()))
+def test_integrations_use_public_names_and_their_own_framework(name):
+    names = imported(integrations()[name]) - set(sys.stdlib_module_names)
+    assert names <= PUBLIC | {"integrations", "numpy", "torch", name}
+
+
+def test_nothing_imports_integrations():
+    assert not [name for name, source in sources().items() if "integrations" in imported(source)]
+
+
 def test_rooms_without_torch():
     for name in WITHOUT_TORCH:
         assert "torch" not in imported(sources()[name])
@@ -102,8 +144,9 @@ def test_rooms_without_torch():
 
 
 def test_the_package_names_what_is_public():
+    modules = {name for name in LAYERS[-1] if not name.startswith("_")}
     names = {name for name in vars(seedcursor) if not name.startswith("_")}
-    assert names == PUBLIC
+    assert names - modules == PUBLIC
 
 
 IMPORTED = """

@@ -6,7 +6,8 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 
 # Lower rooms know nothing of higher ones, and nothing inside imports this file:
 #   _checks  _sharding
-#   _keys  _position  _world
+#   _record  _position  _world
+#   _keys  _occurrences
 #   _permutation  _rng  _process
 #   _batch  _worker
 #   _keyed  _order
@@ -15,15 +16,21 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _fetch  _tolerant  _wrapper
 #   _pass
 #   _loader
+#   _audit  testing  __main__
+from seedcursor._audit._report import AuditReport as AuditReport
+from seedcursor._audit._report import Finding as Finding
+from seedcursor._audit._run import audit as audit
 from seedcursor._batch import batch_rng as batch_rng
 from seedcursor._dataset import SKIP as SKIP
 from seedcursor._dataset import StatefulDataset as StatefulDataset
 from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
 from seedcursor._dataset import sample_rng as sample_rng
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
+from seedcursor._occurrences import Occurrences as Occurrences
 from seedcursor._permutation import KeyedPermutation as KeyedPermutation
 from seedcursor._process import load_rng_state_dict as load_rng_state_dict
 from seedcursor._process import rng_state_dict as rng_state_dict
+from seedcursor._record import Occurrence as Occurrence
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
 from seedcursor._tolerant import TolerantDataset as TolerantDataset
 from seedcursor._worker import seed_worker as seed_worker

@@ -12,6 +12,7 @@ from numpy.random import PCG64, Generator
 from numpy.typing import NDArray
 
 from seedcursor import _checks, _keys, _rng
+from seedcursor._record import INDEX_LIMIT
 
 # Below this a key by itself costs less than a block.
 _FEW = 4
@@ -43,9 +44,10 @@ class Batch:
         indices: What is fetched.
         dataset: What it is fetched from.
         faults: The records that were passed over.
+        number: How often the sample being built was drawn before in the epoch.
     """
 
-    __slots__ = ("_rows", "dataset", "epoch", "faults", "indices", "position", "seed")
+    __slots__ = ("_rows", "dataset", "epoch", "faults", "indices", "number", "position", "seed")
 
     def __init__(
         self,
@@ -61,6 +63,7 @@ class Batch:
         self.position = position
         self.indices = indices
         self.faults: list[Fault] = []
+        self.number = 0
         self._rows: dict[tuple[int, str | None], dict[int, NDArray[np.uint64]]] = {}
 
     def row(self, seed: int, index: int, stream: str | None) -> NDArray[np.uint64] | None:
@@ -79,7 +82,7 @@ class Batch:
             return None
 
     def _derive(self, seed: int, stream: str | None) -> dict[int, NDArray[np.uint64]]:
-        indices = [k for k in self.indices if type(k) is int and 0 <= k < _checks.INDEX_LIMIT]
+        indices = [k for k in self.indices if type(k) is int and 0 <= k < INDEX_LIMIT]
         if len(indices) < _FEW:
             return {}
         return dict(zip(indices, _rng.ready_words(seed, self.epoch, indices, stream), strict=True))
@@ -158,7 +161,7 @@ def own() -> Batch | None:
 def ready_generator(seed: int, index: int, stream: str | None) -> np.random.Generator | None:
     """A sample's generator, if it is one of the batch's that this thread builds."""
     batch = _building.get(get_ident())
-    if batch is None:
+    if batch is None or batch.number:
         return None
     words = batch.row(seed, index, stream)
     if words is None:

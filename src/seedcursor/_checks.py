@@ -6,7 +6,6 @@ import operator
 
 SEED_LIMIT = 2**128
 EPOCH_LIMIT = 2**32
-INDEX_LIMIT = 2**64
 LENGTH_LIMIT = 2**63
 
 
@@ -51,11 +50,6 @@ def seed(value: object) -> int:
 def epoch(value: object) -> int:
     """An epoch number."""
     return integer("epoch", value, limit=EPOCH_LIMIT)
-
-
-def index(value: object) -> int | str:
-    """Which record: an int below 2**64, or a record id."""
-    return value if isinstance(value, str) else integer("index", value, limit=INDEX_LIMIT)
 
 
 def stream(value: object) -> str | None:

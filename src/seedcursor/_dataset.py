@@ -9,14 +9,15 @@ from typing import Any, Final, Literal, TypeVar
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
-from seedcursor import _batch, _checks, _rng, _world
+from seedcursor import _batch, _checks, _record, _rng, _world
 from seedcursor._keyed import Keyed, world_of
+from seedcursor._record import Index
 
 T_co = TypeVar("T_co", covariant=True)
 
 
 def sample_rng(
-    seed: int, epoch: int, index: int | str, stream: str | None = None
+    seed: int, epoch: int, index: Index, stream: str | None = None
 ) -> np.random.Generator:
     """The pure function behind ``StatefulDataset.rng``, for use anywhere.
 
@@ -40,7 +41,7 @@ def sample_rng(
         True
     """
     return _rng.generator(
-        _checks.seed(seed), _checks.epoch(epoch), _checks.index(index), _checks.stream(stream)
+        _checks.seed(seed), _checks.epoch(epoch), _record.index(index), _checks.stream(stream)
     )
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from seedcursor import _batch, _rng
 from seedcursor._dataset import SKIP, StatefulIterableDataset
+from seedcursor._record import Occurrence
 from seedcursor._sharding import Shape
 from seedcursor._worker import cap_threads
 
@@ -92,11 +93,26 @@ class Fetcher(Dataset[Built]):
         return request.stop, False, [self._collate_fn(samples if self._batched else samples[0])]
 
     def _samples(self, indices: Sequence[Any]) -> Any:
-        dataset, left = self.dataset, iter(indices)
-        if self._batched and getattr(dataset, "__getitems__", None):
-            samples = dataset.__getitems__(indices)
+        if indices and type(indices[0]) is Occurrence:
+            return self._occurrences(indices)
+        if self._batched and getattr(self.dataset, "__getitems__", None):
+            samples = self.dataset.__getitems__(indices)
             # What is no list is somebody's batch, collected already.
             return _kept(samples) if isinstance(samples, list) else samples
+        return self._one_by_one(indices)
+
+    def _occurrences(self, drawn: Sequence[Occurrence]) -> list[Any]:
+        batch = _batch.own()
+        assert batch is not None
+        samples = []
+        for occurrence in drawn:
+            batch.number = occurrence.number
+            samples += self._one_by_one([occurrence.index])
+        batch.number = 0
+        return samples
+
+    def _one_by_one(self, indices: Sequence[Any]) -> list[Any]:
+        dataset, left = self.dataset, iter(indices)
         try:
             return [sample for index in left if (sample := dataset[index]) is not SKIP]
         except Exception as error:

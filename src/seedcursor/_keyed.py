@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
-from seedcursor import _batch, _checks, _keys, _rng, _world
+from seedcursor import _batch, _checks, _keys, _record, _rng, _world
+from seedcursor._record import Index, Occurrence
 
 
 class _Root:
@@ -78,10 +79,20 @@ def _epoch(dataset: Keyed) -> int:
     return int(_root(dataset).shared_epoch.value) if batch is None else batch.epoch
 
 
-def _key(dataset: Keyed, index: object, stream: object) -> tuple[int, int, int | str, str | None]:
+def as_drawn(dataset: Keyed, indices: Sequence[object]) -> list[Index]:
+    """The indices, checked; occurrences of them where the batch draws them once more."""
+    checked = [_record.index(index) for index in indices]
+    batch = _batch_of(dataset)
+    if batch is None or batch.number == 0:
+        return checked
+    number = batch.number
+    return [k if isinstance(k, Occurrence) else Occurrence(k, number) for k in checked]
+
+
+def _key(dataset: Keyed, index: object, stream: object) -> tuple[int, int, Index, str | None]:
     # A subclass may have a field named seed of its own, unchecked until now.
     seed = _checks.seed(dataset.seed)
-    return seed, _epoch(dataset), _checks.index(index), _checks.stream(stream)
+    return seed, _epoch(dataset), as_drawn(dataset, [index])[0], _checks.stream(stream)
 
 
 class _Seed:
@@ -161,7 +172,7 @@ class Keyed:
         """
         _root(self).shared_epoch.value = _checks.epoch(epoch)
 
-    def rng(self, index: int | str, stream: str | None = None) -> np.random.Generator:
+    def rng(self, index: Index, stream: str | None = None) -> np.random.Generator:
         """A new generator at the start of the stream keyed ``(seed, epoch, index, stream)``.
 
         The same key always gives the same numbers, whoever asks; so two draws for one sample that
@@ -200,7 +211,7 @@ class Keyed:
                 return ready
         return _rng.generator(*_key(self, index, stream))
 
-    def torch_rng(self, index: int | str, stream: str | None = None) -> torch.Generator:
+    def torch_rng(self, index: Index, stream: str | None = None) -> torch.Generator:
         """Like `rng`, as a CPU ``torch.Generator`` that is independent of it.
 
         Args:
@@ -217,7 +228,7 @@ class Keyed:
         """
         return _rng.torch_generator(*_key(self, index, stream))
 
-    def python_rng(self, index: int | str, stream: str | None = None) -> random.Random:
+    def python_rng(self, index: Index, stream: str | None = None) -> random.Random:
         """Like `rng`, as a ``random.Random`` that is independent of it.
 
         Args:
@@ -231,7 +242,7 @@ class Keyed:
         return _rng.python_generator(*_key(self, index, stream))
 
     def seeded(
-        self, index: int | str, stream: str | None = None
+        self, index: Index, stream: str | None = None
     ) -> contextlib.AbstractContextManager[None]:
         """For transforms that only know the global RNGs: keyed inside, untouched outside.
 

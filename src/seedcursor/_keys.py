@@ -2,13 +2,13 @@
 
 The encoding is published and versioned; a change to it is a new format version:
 
-    SeedSequence(entropy=seed, spawn_key=(epoch, *INDEX, *STREAM, *DOMAIN))
+    SeedSequence(entropy=seed, spawn_key=(epoch, *INDEX, *OCCURRENCE, *STREAM, *DOMAIN))
 
 where ``INDEX`` is the low 32-bit word of an int, followed by the high word only if the index is
-2**32 or more, or the four words of a record id's digest; ``STREAM`` and ``DOMAIN`` are nothing, or
-four words of a digest each. Digests are 128-bit BLAKE2b, personalised by what they stand for, so
-that no two parts can be taken for each other. Samples have no domain: for a small int index and no
-stream a key is NumPy's own ``SeedSequence(seed, spawn_key=(epoch, index))``.
+2**32 or more, or the four words of a record id's digest; ``OCCURRENCE``, ``STREAM`` and ``DOMAIN``
+are nothing, or four words of a digest each. Digests are 128-bit BLAKE2b, personalised by what they
+stand for, so that no two parts can be taken for each other. Samples have no domain: for a small int
+index and no stream a key is NumPy's own ``SeedSequence(seed, spawn_key=(epoch, index))``.
 
 `keys` derives many at once. It repeats the last rounds of ``SeedSequence`` (M. E. O'Neill,
 "Developing a seed_seq alternative", 2015; ``numpy/random/bit_generator.pyx``) over whole arrays.
@@ -23,6 +23,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from seedcursor._record import Index, Occurrence
+
 WORD = 2**32
 
 
@@ -33,8 +35,11 @@ def _digest(kind: str, name: str) -> tuple[int, ...]:
     return tuple(int.from_bytes(digest[k : k + 4], "little") for k in range(0, 16, 4))
 
 
-def index_words(index: int | str) -> tuple[int, ...]:
+def index_words(index: Index) -> tuple[int, ...]:
     """The words of a record's index."""
+    if isinstance(index, Occurrence):
+        words = index_words(index.index)
+        return words + _digest("occurrence", str(index.number)) if index.number else words
     if isinstance(index, str):
         return _digest("index", index)
     return (index,) if index < WORD else (index % WORD, index // WORD)
@@ -49,7 +54,7 @@ def suffix_words(stream: str | None = None, domain: str | None = None) -> tuple[
 def sequence(
     seed: int,
     epoch: int,
-    index: int | str | None = None,
+    index: Index | None = None,
     stream: str | None = None,
     domain: str | None = None,
 ) -> np.random.SeedSequence:

@@ -19,6 +19,7 @@ from numpy.random.mtrand import get_bit_generator, set_bit_generator
 from numpy.typing import DTypeLike, NDArray
 
 from seedcursor import _keys
+from seedcursor._record import Index
 
 # Words that key python, NumPy and torch apart: four, four and two.
 GLOBAL_WORDS = 10
@@ -65,7 +66,7 @@ class ReadyWords(ISpawnableSeedSequence):
         return getattr(self.real, name)
 
 
-def generator(seed: int, epoch: int, index: int | str, stream: str | None) -> np.random.Generator:
+def generator(seed: int, epoch: int, index: Index, stream: str | None) -> np.random.Generator:
     """One sample's generator, by NumPy's own ``SeedSequence``."""
     return Generator(PCG64(_keys.sequence(seed, epoch, index, stream)))
 
@@ -79,29 +80,29 @@ def ready_words(
     return np.ascontiguousarray(words, _LITTLE_32).view(_LITTLE_64).astype(np.uint64, copy=False)
 
 
-def torch_generator(seed: int, epoch: int, index: int | str, stream: str | None) -> torch.Generator:
+def torch_generator(seed: int, epoch: int, index: Index, stream: str | None) -> torch.Generator:
     """A CPU generator on a key of its own. torch's Mersenne Twister takes 32 bits of it."""
     words = _keys.sequence(seed, epoch, index, stream, "torch").generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(words[0]))
 
 
-def python_generator(seed: int, epoch: int, index: int | str, stream: str | None) -> random.Random:
+def python_generator(seed: int, epoch: int, index: Index, stream: str | None) -> random.Random:
     """A ``random.Random`` on a key of its own."""
     words = _keys.sequence(seed, epoch, index, stream, "python").generate_state(4)
     return random.Random(int.from_bytes(words.astype(_LITTLE_32).tobytes(), "little"))
 
 
 def global_key(
-    seed: int, epoch: int, index: int | str | None, stream: str | None, domain: str
+    seed: int, epoch: int, index: Index | None, stream: str | None, domain: str
 ) -> bytes:
     """The key of the three global RNGs, as `key_globals` takes it."""
     words = _keys.sequence(seed, epoch, index, stream, domain).generate_state(GLOBAL_WORDS)
     return words.astype(_LITTLE_32).tobytes()
 
 
-def global_keys(seed: int, epoch: int, indices: Sequence[int | str], domain: str) -> list[bytes]:
+def global_keys(seed: int, epoch: int, indices: Sequence[Index], domain: str) -> list[bytes]:
     """`global_key` of many indices at once."""
-    if any(isinstance(index, str) for index in indices):
+    if not all(isinstance(index, int) for index in indices):
         return [global_key(seed, epoch, index, None, domain) for index in indices]
     words = _keys.keys(seed, epoch, indices, domain=domain, size=GLOBAL_WORDS)  # type: ignore[arg-type]
     return [row.tobytes() for row in words.astype(_LITTLE_32)]

@@ -12,13 +12,14 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from seedcursor import _batch, _checks, _rng
+from seedcursor import _batch, _checks, _record, _rng
 from seedcursor._dataset import StatefulDataset
-from seedcursor._keyed import hand_epoch
+from seedcursor._keyed import as_drawn, hand_epoch
+from seedcursor._record import Index
 
 
 def seeded(
-    seed: int, epoch: int, index: int | str, stream: str | None = None
+    seed: int, epoch: int, index: Index, stream: str | None = None
 ) -> contextlib.AbstractContextManager[None]:
     """Key the global RNGs inside, and leave them untouched outside.
 
@@ -48,7 +49,7 @@ def seeded(
     key = _rng.global_key(
         _checks.seed(seed),
         _checks.epoch(epoch),
-        _checks.index(index),
+        _record.index(index),
         _checks.stream(stream),
         "global",
     )
@@ -90,7 +91,8 @@ class SeededDataset(StatefulDataset[Any]):
             )
         super().__init__(seed=seed)
         self.base = base
-        self._draws = False  # it was seen to move a global RNG
+        # Not where sample() does more, nor once the base was seen to move a global RNG.
+        self._by_batch = type(self).sample is SeededDataset.sample
 
     def __len__(self) -> int:
         return len(self.base)
@@ -118,8 +120,8 @@ class SeededDataset(StatefulDataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        checked = [_checks.index(index) for index in indices]
-        keys = _rng.global_keys(_checks.seed(self.seed), self.epoch, checked, "global")
+        drawn = as_drawn(self, indices)
+        keys = _rng.global_keys(_checks.seed(self.seed), self.epoch, drawn, "global")
         # Whoever builds the batch has set the process's own RNGs aside, and a worker has none.
         if _batch.own() is not None or _is_workers_main_thread():
             return self._fetch(indices, keys)
@@ -128,7 +130,7 @@ class SeededDataset(StatefulDataset[Any]):
             return self._fetch(indices, keys)
 
     def _fetch(self, indices: Sequence[Any], keys: list[bytes]) -> list[Any]:
-        if len(indices) > 1 and not self._draws and hasattr(self.base, "__getitems__"):
+        if len(indices) > 1 and self._by_batch and hasattr(self.base, "__getitems__"):
             _rng.key_globals(keys[0])
             untouched = _probe()
             _rng.key_globals(keys[0])
@@ -141,11 +143,24 @@ class SeededDataset(StatefulDataset[Any]):
             if _probe() == untouched:
                 return samples
             # One key can't serve a whole batch: fetch again, each sample by its own.
-            self._draws = True
-        return [self._sample(index, key) for index, key in zip(indices, keys, strict=True)]
+            self._by_batch = False
+        samples = []
+        for index, key in zip(indices, keys, strict=True):
+            _rng.key_globals(key)
+            samples.append(self.sample(index))
+        return samples
 
-    def _sample(self, index: Any, key: bytes) -> Any:
-        _rng.key_globals(key)
+    def sample(self, index: Any) -> Any:
+        """One sample of the base; called with the global RNGs keyed for it.
+
+        Override it to key what else the base draws from, and end with ``super().sample(index)``.
+
+        Args:
+            index: As the base takes it.
+
+        Returns:
+            ``base[index]``.
+        """
         return self.base[index]
 
 

@@ -1,0 +1,1 @@
+"""Adapters for other people's libraries: a file each, which alone imports its library."""
