@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import random
@@ -25,7 +26,12 @@ from timing import BYTES, Comparison, exhaust, seconds
 from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
-from seedcursor import KeyedPermutation, SeededDataset, StatefulDataLoader
+from seedcursor import (
+    KeyedPermutation,
+    SeededDataset,
+    StatefulBatchSampler,
+    StatefulDataLoader,
+)
 
 BATCH = 64
 PASS = 40_000
@@ -257,6 +263,29 @@ def first_batch() -> Comparison:
 
 def _first_batch_of_many() -> None:
     next(iter(StatefulDataLoader(Ints(HUGE), BATCH, shuffle=True)))
+
+
+def plan_step() -> Comparison:
+    """Planning a rank's steps on 4,096 ranks, of a trillion samples against a million.
+
+    264 steps of 256 samples from a loaded cursor on, shuffled: as many as are derived together, so
+    that what a step costs in the long run is compared. A million samples are less than one step of
+    so many ranks, so theirs are dealt to one rank, which gets as many indices.
+    """
+    many = StatefulBatchSampler(10**12, 256, rank=17, world_size=4096)
+    few = StatefulBatchSampler(10**6, 256, rank=0, world_size=1)
+    return Comparison(
+        against="the same of 10**6 samples",
+        at_most=1.2,
+        ours=lambda: seconds(lambda: _planned(many, 10**11), calls=3),
+        theirs=lambda: seconds(lambda: _planned(few, 10**5), calls=3),
+        pairs=31,
+    )
+
+
+def _planned(sampler: StatefulBatchSampler, cursor: int) -> list[list[int]]:
+    sampler.load_state_dict({"epoch": 0, "cursor": cursor})
+    return list(itertools.islice(sampler, 264))
 
 
 def state_dict() -> Comparison:

@@ -23,7 +23,7 @@ LAYERS = [
     {"_keyed", "_order"},
     {"_plan"},
     {"_dataset", "_sampler"},
-    {"_fetch", "_wrapper"},
+    {"_fetch", "_tolerant", "_wrapper"},
     {"_pass"},
     {"_loader"},
     {"_audit", "_audit._digest", "_audit._isolate", "_audit._globals", "_audit._page"}
@@ -52,6 +52,7 @@ PUBLIC = {
     "StatefulDataLoader",
     "StatefulDataset",
     "StatefulIterableDataset",
+    "TolerantDataset",
     "audit",
     "batch_rng",
     "load_rng_state_dict",

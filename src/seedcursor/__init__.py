@@ -13,7 +13,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _keyed  _order
 #   _plan
 #   _dataset  _sampler
-#   _fetch  _wrapper
+#   _fetch  _tolerant  _wrapper
 #   _pass
 #   _loader
 #   _audit  testing  __main__
@@ -32,6 +32,7 @@ from seedcursor._process import load_rng_state_dict as load_rng_state_dict
 from seedcursor._process import rng_state_dict as rng_state_dict
 from seedcursor._record import Occurrence as Occurrence
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
+from seedcursor._tolerant import TolerantDataset as TolerantDataset
 from seedcursor._worker import seed_worker as seed_worker
 from seedcursor._wrapper import SeededDataset as SeededDataset
 from seedcursor._wrapper import seeded as seeded

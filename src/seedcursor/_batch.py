@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from threading import get_ident
+from typing import NamedTuple
 
 import numpy as np
 from numpy.random import PCG64, Generator
@@ -17,6 +18,22 @@ from seedcursor._record import INDEX_LIMIT
 _FEW = 4
 
 
+class Fault(NamedTuple):
+    """A record that raised, and was passed over; text, since not every error pickles.
+
+    Attributes:
+        record: The index that the dataset was asked for.
+        cause: The error and its words.
+        details: Its traceback.
+        at_most: How many the pass may pass over.
+    """
+
+    record: object
+    cause: str
+    details: str
+    at_most: int
+
+
 class Batch:
     """What the code that builds a batch may ask for.
 
@@ -26,10 +43,11 @@ class Batch:
         position: Of the batch's first sample.
         indices: What is fetched.
         dataset: What it is fetched from.
+        faults: The records that were passed over.
         number: How often the sample being built was drawn before in the epoch.
     """
 
-    __slots__ = ("_rows", "dataset", "epoch", "indices", "number", "position", "seed")
+    __slots__ = ("_rows", "dataset", "epoch", "faults", "indices", "number", "position", "seed")
 
     def __init__(
         self,
@@ -44,6 +62,7 @@ class Batch:
         self.epoch = epoch
         self.position = position
         self.indices = indices
+        self.faults: list[Fault] = []
         self.number = 0
         self._rows: dict[tuple[int, str | None], dict[int, NDArray[np.uint64]]] = {}
 

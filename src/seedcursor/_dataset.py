@@ -86,7 +86,7 @@ class _Skip(enum.Enum):
 
 
 SKIP: Final[Literal[_Skip.SKIP]] = _Skip.SKIP
-"""What ``StatefulIterableDataset.sample`` returns to drop a record."""
+"""What ``StatefulIterableDataset.sample``, or ``__getitem__``, returns to drop a record."""
 
 
 class StatefulIterableDataset(Keyed, IterableDataset[T_co]):

@@ -35,8 +35,9 @@ class Request(NamedTuple):
 
 
 # What became of a request: the cursor once it is delivered, whether the records ended in this step
-# or before, and the batch in a list, which is empty if there is none to deliver.
-Built = tuple[int, bool, list[Any]]
+# or before, the batch in a list, which is empty if there is none to deliver, and what was passed
+# over on the way.
+Built = tuple[int, bool, list[Any], list[_batch.Fault]]
 
 
 class Fetcher(Dataset[Built]):
@@ -69,10 +70,10 @@ class Fetcher(Dataset[Built]):
             _batch.enter(batch)
             if self.owns_process and outer is None:
                 _rng.key_globals(request.key)
-                return self._build(request)
+                return *self._build(request), batch.faults
             with _rng.globals_aside():
                 _rng.key_globals(request.key)
-                return self._build(request)
+                return *self._build(request), batch.faults
         except StopIteration as error:
             raise RuntimeError(
                 f"the dataset or collate_fn raised StopIteration for the batch at epoch "
@@ -85,15 +86,20 @@ class Fetcher(Dataset[Built]):
         finally:
             _batch.leave(outer)
 
-    def _build(self, request: Request) -> Built:
-        dataset, indices = self.dataset, request.indices
-        if indices and type(indices[0]) is Occurrence:
-            samples = self._occurrences(indices)
-        elif self._batched and getattr(dataset, "__getitems__", None):
-            samples = dataset.__getitems__(indices)
-        else:
-            samples = self._samples(indices)
+    def _build(self, request: Request) -> tuple[int, bool, list[Any]]:
+        samples = self._samples(request.indices)
+        if request.indices and isinstance(samples, list) and not samples:
+            return request.stop, False, []
         return request.stop, False, [self._collate_fn(samples if self._batched else samples[0])]
+
+    def _samples(self, indices: Sequence[Any]) -> Any:
+        if indices and type(indices[0]) is Occurrence:
+            return self._occurrences(indices)
+        if self._batched and getattr(self.dataset, "__getitems__", None):
+            samples = self.dataset.__getitems__(indices)
+            # What is no list is somebody's batch, collected already.
+            return _kept(samples) if isinstance(samples, list) else samples
+        return self._one_by_one(indices)
 
     def _occurrences(self, drawn: Sequence[Occurrence]) -> list[Any]:
         batch = _batch.own()
@@ -101,19 +107,23 @@ class Fetcher(Dataset[Built]):
         samples = []
         for occurrence in drawn:
             batch.number = occurrence.number
-            samples += self._samples([occurrence.index])
+            samples += self._one_by_one([occurrence.index])
         batch.number = 0
         return samples
 
-    def _samples(self, indices: Sequence[Any]) -> list[Any]:
+    def _one_by_one(self, indices: Sequence[Any]) -> list[Any]:
         dataset, left = self.dataset, iter(indices)
         try:
-            return [dataset[index] for index in left]
+            return [sample for index in left if (sample := dataset[index]) is not SKIP]
         except Exception as error:
             # The iterator knows how far it came; counting would cost every batch.
             index = indices[len(indices) - operator.length_hint(left) - 1]
             _note(error, f"in dataset[{index!r}]")
             raise
+
+
+def _kept(samples: list[Any]) -> list[Any]:
+    return [sample for sample in samples if sample is not SKIP]
 
 
 def _note(error: Exception, text: str) -> None:
@@ -150,7 +160,7 @@ class StreamFetcher(Fetcher):
         self._epoch = 0
         self._at = 0
 
-    def _build(self, request: Request) -> Built:
+    def _build(self, request: Request) -> tuple[int, bool, list[Any]]:
         places = request.indices
         assert isinstance(places, range)
         first = request.stop - len(places) * places.step

@@ -14,7 +14,7 @@ from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
 from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrder
-from seedcursor._pass import Engine, Pass, Requests
+from seedcursor._pass import Engine, Pass, build_alone
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, checked_position
 from seedcursor._sampler import LoaderBatches, OrderSampler, StatefulBatchSampler
@@ -205,8 +205,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             ValueError: An argument is out of range, or no batch starts there.
         """
         start = checked_position(epoch, cursor, self._plan.order.limit)
-        request = next(Requests(self._plan, start), None)
-        _, _, batch = (0, True, []) if request is None else self._fetcher()[request]
+        batch = build_alone(self._plan, self._fetcher(), start)
         if not batch:
             raise ValueError(
                 f"no batch starts at epoch={start.epoch}, cursor={start.cursor}: the epoch ends "

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from attrs import evolve
 from torch.utils.data import DataLoader, Sampler
 
 from seedcursor import _rng
-from seedcursor._fetch import Built, Fetcher
+from seedcursor._batch import Fault
+from seedcursor._fetch import Built, Fetcher, StreamFetcher
 from seedcursor._plan import Plan
 from seedcursor._position import Position
+
+_log = logging.getLogger("seedcursor")
 
 # Global keys are derived this many at once.
 _KEYS = 128
@@ -52,6 +57,38 @@ class Requests(Iterator[tuple[Any, ...]]):
         ahead = range(position, min(position + _KEYS * self._span, 2**64), self._span)
         keys = _rng.global_keys(self._plan.seed, self._epoch, ahead, "batch")
         self._keys = dict(zip(ahead, keys, strict=True))
+
+
+def build_alone(plan: Plan, fetcher: Fetcher, start: Position) -> list[Any]:
+    """Build this rank's batch of the step that starts at a position, in this process.
+
+    Returns:
+        The batch in a list, which is empty if there is none.
+    """
+    request = next(Requests(plan, start), None)
+    if request is None:
+        return []
+    _, _, batch, _ = fetcher[request]
+    return batch or _first_kept(plan, fetcher, start, request)
+
+
+def _first_kept(
+    plan: Plan, fetcher: Fetcher, start: Position, request: tuple[Any, ...]
+) -> list[Any]:
+    """A batch for a rank that has nothing left of its request: the step's first sample left.
+
+    There may be some for others, and all must make this step. It's seldom, so it may cost.
+    """
+    shape = plan.shape()
+    if shape.world_size == 1 or not shape.pad or isinstance(fetcher, StreamFetcher):
+        return []
+    for rank in range(shape.world_size):
+        step = next(plan.order.steps(start, evolve(shape, rank=rank)), None)
+        for index in step.indices if step else ():
+            _, _, batch, _ = fetcher[(*request[:-1], [index])]
+            if batch:
+                return batch
+    return []
 
 
 def _same(built: Any) -> Any:
@@ -111,6 +148,8 @@ class Pass(Iterator[Any]):
         self._sound = True  # nothing has been raised: the workers may serve another pass
         self._ended = False
         self._empty = True
+        self._at = 0  # where the step starts whose batch comes next
+        self._faults = 0  # records that were passed over
         self._plan = plan
         self._idle = idle
         self._make_engine = make_engine
@@ -129,7 +168,12 @@ class Pass(Iterator[Any]):
                 built = next(results, None)
                 if built is None:
                     break
-                stop, self._ended, batch = built
+                stop, self._ended, batch, faults = built
+                if faults:
+                    self._pass_over(faults)
+                if not batch:
+                    batch = self._left(self._at)
+                self._at = stop
                 if batch:
                     self._empty = False
                     self._run.deliver(stop)
@@ -147,9 +191,30 @@ class Pass(Iterator[Any]):
         if self._requests is None or self._results is None:
             start = self._run.position if self._run.begun else self._run.begin()
             self._engine = self._idle.pop() if self._idle else self._make_engine(start)
+            self._at = start.cursor
             self._requests = Requests(self._plan, start)
             self._results = self._engine.run(self._requests)
         return self._requests, self._results
+
+    def _left(self, cursor: int) -> list[Any]:
+        assert self._engine is not None
+        start = Position(self._run.position.epoch, cursor)
+        return build_alone(self._plan, self._engine.dataset, start)
+
+    def _pass_over(self, faults: list[Fault]) -> None:
+        """Say which records raised, here, where they are known to be of a batch that counts."""
+        epoch = self._run.position.epoch
+        for fault in faults:
+            self._faults += 1
+            if self._faults > fault.at_most:
+                raise RuntimeError(
+                    f"dataset[{fault.record!r}] raised in epoch {epoch}, and this pass may pass "
+                    f"over at most {fault.at_most} such records, which the log names. Mend the "
+                    f"records, or allow for more by at_most=. It raised:\n\n{fault.details}"
+                )
+            _log.warning(
+                "passed over dataset[%r] in epoch %d: %s", fault.record, epoch, fault.cause
+            )
 
     def _release(self) -> None:
         engine, self._engine, self._results = self._engine, None, None
