@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# albumentations would ask the network for a newer version.
+export NO_ALBUMENTATIONS_UPDATE := 1
+
 .PHONY: demo test lint bench chaos zoo browser clean
 
 demo: $(VENV)/.demo

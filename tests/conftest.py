@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+# albumentations would ask the network for a newer version, and warn where there is none.
+os.environ["NO_ALBUMENTATIONS_UPDATE"] = "1"
 
 
 @pytest.fixture(autouse=True)

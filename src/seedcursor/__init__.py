@@ -4,7 +4,8 @@ Every random choice that a sample makes is a function of ``(seed, epoch, index)`
 samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch, cursor>``.
 """
 
-# Lower rooms know nothing of higher ones, and nothing inside imports this file:
+# Lower rooms know nothing of higher ones, and nothing inside imports this file but integrations/,
+# an adapter for each of other people's libraries:
 #   _checks  _sharding
 #   _record  _position  _world
 #   _keys  _occurrences

@@ -69,19 +69,21 @@ def build_alone(plan: Plan, fetcher: Fetcher, start: Position) -> list[Any]:
     if request is None:
         return []
     _, _, batch, _ = fetcher[request]
-    return batch or _first_kept(plan, fetcher, start, request)
+    return batch or fill(plan, fetcher, start)
 
 
-def _first_kept(
-    plan: Plan, fetcher: Fetcher, start: Position, request: tuple[Any, ...]
-) -> list[Any]:
-    """A batch for a rank that has nothing left of its request: the step's first sample left.
+def fill(plan: Plan, fetcher: Fetcher, start: Position) -> list[Any]:
+    """A batch for a rank that has nothing left in a step: the step's first sample that is left.
 
-    There may be some for others, and all must make this step. It's seldom, so it may cost.
+    Others may have some, and all must make this step. It's seldom, so it may cost.
+
+    Returns:
+        The batch in a list, which is empty if there is none, or no other rank to keep up with.
     """
     shape = plan.shape()
     if shape.world_size == 1 or not shape.pad or isinstance(fetcher, StreamFetcher):
         return []
+    request = next(Requests(plan, start))
     for rank in range(shape.world_size):
         step = next(plan.order.steps(start, evolve(shape, rank=rank)), None)
         for index in step.indices if step else ():
@@ -172,7 +174,7 @@ class Pass(Iterator[Any]):
                 if faults:
                     self._pass_over(faults)
                 if not batch:
-                    batch = self._left(self._at)
+                    batch = self._filled(self._at)
                 self._at = stop
                 if batch:
                     self._empty = False
@@ -196,10 +198,10 @@ class Pass(Iterator[Any]):
             self._results = self._engine.run(self._requests)
         return self._requests, self._results
 
-    def _left(self, cursor: int) -> list[Any]:
+    def _filled(self, cursor: int) -> list[Any]:
         assert self._engine is not None
         start = Position(self._run.position.epoch, cursor)
-        return build_alone(self._plan, self._engine.dataset, start)
+        return fill(self._plan, self._engine.dataset, start)
 
     def _pass_over(self, faults: list[Fault]) -> None:
         """Say which records raised, here, where they are known to be of a batch that counts."""

@@ -34,13 +34,13 @@ def _unkeyed(library: str, call: str) -> Words:
 
 
 _KEYED = (
-    "With seedcursor: hold no generator, make one for each sample,\n"
-    "    rng = self.rng(index)  # in a StatefulDataset; torch_rng and python_rng for the others\n"
+    "With seedcursor: wrap the dataset, and every generator that it holds is keyed per sample,\n"
+    "    from seedcursor.integrations.generators import SeededGenerators\n"
+    "    dataset = SeededGenerators(dataset)  # for albumentations, MONAI: SeededAlbumentations, ...\n"
+    "or hold no generator, and make one for each sample,\n"
+    "    rng = self.rng(index)  # in a StatefulDataset\n"
     "In plain PyTorch:\n"
-    "    rng = np.random.default_rng((self.seed, self.epoch, index))\n"
-    "A library's transform that keeps a generator is given a seed from rng for each sample,\n"
-    "    transform.set_random_seed(int(rng.integers(2**32)))  # albumentations\n"
-    "    transform.set_random_state(int(rng.integers(2**32)))  # MONAI"
+    "    rng = np.random.default_rng((self.seed, self.epoch, index))"
 )
 
 WORDS = {
