@@ -34,9 +34,9 @@ def _unkeyed(library: str, call: str) -> Words:
 
 
 _KEYED = (
-    "With seedcursor: wrap the dataset, and every generator that it holds is keyed per sample,\n"
+    "With seedcursor: wrap it, and each generator that it holds is keyed per sample,\n"
     "    from seedcursor.integrations.generators import SeededGenerators\n"
-    "    dataset = SeededGenerators(dataset)  # for albumentations, MONAI: SeededAlbumentations, ...\n"
+    "    dataset = SeededGenerators(dataset)  # or SeededAlbumentations, SeededMonai\n"
     "or hold no generator, and make one for each sample,\n"
     "    rng = self.rng(index)  # in a StatefulDataset\n"
     "In plain PyTorch:\n"
