@@ -4,7 +4,7 @@ import logging
 
 import pytest
 import torch
-from samples import Keyed, flat, indices
+from samples import Keyed, KeyedStream, flat, indices
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
 from seedcursor import (
@@ -13,6 +13,7 @@ from seedcursor import (
     StatefulBatchSampler,
     StatefulDataLoader,
     TolerantDataset,
+    TolerantIterableDataset,
 )
 
 N, BROKEN = 40, (3, 8, 9, 10, 11, 30)
@@ -240,3 +241,48 @@ def test_arguments_are_checked():
         TolerantDataset(3, at_most=1)
     with pytest.raises(ValueError, match="at_most must be an integer >= 0, got -1"):
         TolerantDataset([1], at_most=-1)
+
+
+class BrokenStream(KeyedStream):
+    """Some records raise, after a draw."""
+
+    def sample(self, record, index):
+        sample = super().sample(record, index)
+        if index in BROKEN:
+            raise OSError(5, "truncated", f"{index}.txt")
+        return sample
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_stream_goes_on_as_if_they_were_skipped(workers, world_size, caplog):
+    for rank in range(world_size):
+        options = {"num_workers": workers, "rank": rank, "world_size": world_size}
+        tolerant = load(TolerantIterableDataset(BrokenStream(N, seed=4), at_most=9), **options)
+        skipping = load(KeyedStream(N, BROKEN, seed=4), **options)
+        assert [list(tolerant), list(tolerant)] == [list(skipping), list(skipping)]
+    named = {line.split(": OSError")[0] for line in logged(caplog)}
+    assert named == {
+        f"passed over sample(record, {k}) in epoch {e}" for k in BROKEN for e in (0, 1)
+    }
+
+
+def test_one_too_many_of_a_stream(caplog):
+    loader = load(TolerantIterableDataset(BrokenStream(N), at_most=3), num_workers=2)
+    with pytest.raises(RuntimeError, match=r"sample\(record, 10\) raised in epoch 0"):
+        list(loader)
+    assert (loader.epoch, loader.cursor, len(caplog.records)) == (0, 8, 3)
+
+
+def test_a_tolerant_stream_is_its_base_elsewhere():
+    base = KeyedStream(N, seed=4)
+    tolerant = TolerantIterableDataset(base, at_most=0)
+    tolerant.set_epoch(2)
+    assert list(tolerant) == list(base)
+    assert {sample[1] for sample in tolerant} == {2}
+    with pytest.raises(OSError, match="truncated"):
+        list(TolerantIterableDataset(BrokenStream(N), at_most=6))
+    with pytest.raises(TypeError, match="base must be a StatefulIterableDataset, got list"):
+        TolerantIterableDataset([1], at_most=1)
+    with pytest.raises(TypeError, match="has no len"):
+        len(tolerant)

@@ -55,6 +55,7 @@ PUBLIC = {
     "StatefulDataset",
     "StatefulIterableDataset",
     "TolerantDataset",
+    "TolerantIterableDataset",
     "audit",
     "batch_rng",
     "load_rng_state_dict",

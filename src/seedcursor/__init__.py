@@ -34,6 +34,7 @@ from seedcursor._process import rng_state_dict as rng_state_dict
 from seedcursor._record import Occurrence as Occurrence
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
 from seedcursor._tolerant import TolerantDataset as TolerantDataset
+from seedcursor._tolerant import TolerantIterableDataset as TolerantIterableDataset
 from seedcursor._worker import seed_worker as seed_worker
 from seedcursor._wrapper import SeededDataset as SeededDataset
 from seedcursor._wrapper import seeded as seeded

@@ -22,13 +22,13 @@ class Fault(NamedTuple):
     """A record that raised, and was passed over; text, since not every error pickles.
 
     Attributes:
-        record: The index that the dataset was asked for.
+        record: What was asked for, such as ``dataset[57]``.
         cause: The error and its words.
         details: Its traceback.
         at_most: How many the pass may pass over.
     """
 
-    record: object
+    record: str
     cause: str
     details: str
     at_most: int

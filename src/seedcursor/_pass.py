@@ -210,13 +210,11 @@ class Pass(Iterator[Any]):
             self._faults += 1
             if self._faults > fault.at_most:
                 raise RuntimeError(
-                    f"dataset[{fault.record!r}] raised in epoch {epoch}, and this pass may pass "
+                    f"{fault.record} raised in epoch {epoch}, and this pass may pass "
                     f"over at most {fault.at_most} such records, which the log names. Mend the "
                     f"records, or allow for more by at_most=. It raised:\n\n{fault.details}"
                 )
-            _log.warning(
-                "passed over dataset[%r] in epoch %d: %s", fault.record, epoch, fault.cause
-            )
+            _log.warning("passed over %s in epoch %d: %s", fault.record, epoch, fault.cause)
 
     def _release(self) -> None:
         engine, self._engine, self._results = self._engine, None, None

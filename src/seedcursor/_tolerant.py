@@ -1,14 +1,15 @@
-"""Anybody's dataset, with records that may be broken."""
+"""Datasets and streams with records that may be broken."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.utils.data import Dataset, IterableDataset
 
 from seedcursor import _batch, _checks
-from seedcursor._dataset import SKIP
+from seedcursor._dataset import SKIP, StatefulIterableDataset
 
 
 class TolerantDataset(Dataset[Any]):
@@ -54,7 +55,7 @@ class TolerantDataset(Dataset[Any]):
         if isinstance(base, IterableDataset) or not hasattr(base, "__getitem__"):
             raise TypeError(
                 f"base must be a map-style dataset, with __getitem__ and __len__, got "
-                f"{type(base).__name__}; a stream's sample() may return SKIP where it would raise"
+                f"{type(base).__name__}; for a stream there is TolerantIterableDataset"
             )
         self.base = base
         self.at_most = _checks.integer("at_most", at_most)
@@ -69,13 +70,89 @@ class TolerantDataset(Dataset[Any]):
         return getattr(self.base, name)
 
     def __getitem__(self, index: Any) -> Any:
-        batch = _batch.own()
-        if batch is None:
-            return self.base[index]
-        try:
-            return self.base[index]
-        except Exception as error:
-            cause = "".join(traceback.format_exception_only(error)).strip()
-            details = "".join(traceback.format_exception(error))
-            batch.faults.append(_batch.Fault(index, cause, details, self.at_most))
-            return SKIP
+        return _tried(lambda: self.base[index], f"dataset[{index!r}]", self.at_most)
+
+
+class TolerantIterableDataset(StatefulIterableDataset[Any]):
+    """A stream whose ``sample`` may raise: a few records are passed over, and reported.
+
+    As `TolerantDataset`, for what ``sample(record, index)`` raises. Where ``records`` raises, the
+    stream can't go on: read there, and decode in ``sample``.
+
+    Args:
+        base: The stream. This one has its seed.
+        at_most: How many records a pass may pass over, on each rank.
+
+    Raises:
+        TypeError: ``base`` is not a ``StatefulIterableDataset``, or ``at_most`` not an integer.
+        ValueError: ``at_most`` is negative.
+
+    Example:
+        >>> from seedcursor import StatefulDataLoader
+        >>> class Lines(StatefulIterableDataset):
+        ...     def records(self, start):
+        ...         return ["1", "2", "three", "4"][start:]
+        ...     def sample(self, record, index):
+        ...         return int(record)
+        >>> loader = StatefulDataLoader(TolerantIterableDataset(Lines(), at_most=1), batch_size=2)
+        >>> [batch.tolist() for batch in loader]
+        [[1, 2], [4]]
+    """
+
+    def __init__(self, base: StatefulIterableDataset[Any], at_most: int) -> None:
+        if not isinstance(base, StatefulIterableDataset):
+            raise TypeError(
+                f"base must be a StatefulIterableDataset, got {type(base).__name__}; for a "
+                "map-style dataset there is TolerantDataset"
+            )
+        super().__init__(seed=base.seed)
+        self.base = base
+        self.at_most = _checks.integer("at_most", at_most)
+
+    def __len__(self) -> int:
+        return len(self.base)  # type: ignore[arg-type]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, of the base too.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+
+        Raises:
+            TypeError: Not an integer.
+            ValueError: Out of range.
+        """
+        super().set_epoch(epoch)
+        self.base.set_epoch(epoch)
+
+    def records(self, start: int) -> Iterable[Any]:
+        """The base's records.
+
+        Args:
+            start: The first record's position.
+        """
+        return self.base.records(start)
+
+    def sample(self, record: Any, index: int) -> Any:
+        """The base's sample, or ``SKIP`` if it raised.
+
+        Args:
+            record: As `records` yielded it.
+            index: Its position in the epoch.
+        """
+        name = f"sample(record, {index})"
+        return _tried(lambda: self.base.sample(record, index), name, self.at_most)
+
+
+def _tried(make: Callable[[], Any], name: str, at_most: int) -> Any:
+    """What a record makes, or SKIP; where no batch is being built, what it raises."""
+    batch = _batch.own()
+    if batch is None:
+        return make()
+    try:
+        return make()
+    except Exception as error:
+        cause = "".join(traceback.format_exception_only(error)).strip()
+        details = "".join(traceback.format_exception(error))
+        batch.faults.append(_batch.Fault(name, cause, details, at_most))
+        return SKIP
