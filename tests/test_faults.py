@@ -261,6 +261,7 @@ def test_a_stream_goes_on_as_if_they_were_skipped(workers, world_size, caplog):
         tolerant = load(TolerantIterableDataset(BrokenStream(N, seed=4), at_most=9), **options)
         skipping = load(KeyedStream(N, BROKEN, seed=4), **options)
         assert [list(tolerant), list(tolerant)] == [list(skipping), list(skipping)]
+        assert tolerant.state_dict() == skipping.state_dict()
     named = {line.split(": OSError")[0] for line in logged(caplog)}
     assert named == {
         f"passed over sample(record, {k}) in epoch {e}" for k in BROKEN for e in (0, 1)

@@ -269,6 +269,13 @@ def test_copies_key_their_own_generators():
         assert alone(copied) == expected
 
 
+def test_a_copy_keys_what_it_holds_in_common():
+    dataset = SeededGenerators(Held([OfClass()]), seed=2)
+    copied = copy.deepcopy(dataset)
+    for _ in range(2):  # reading one moves the generator of both
+        assert copied[3] == dataset[3] != copied[4]
+
+
 def test_under_subset_and_concat():
     dataset = SeededGenerators(Held([Drawer(fresh())]), seed=2)
     expected = {index: draws for (epoch, index), draws in alone(dataset).items() if epoch == 0}

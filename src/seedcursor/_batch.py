@@ -161,7 +161,7 @@ def own() -> Batch | None:
 def ready_generator(seed: int, index: int, stream: str | None) -> np.random.Generator | None:
     """A sample's generator, if it is one of the batch's that this thread builds."""
     batch = _building.get(get_ident())
-    if batch is None or batch.number:
+    if batch is None:
         return None
     words = batch.row(seed, index, stream)
     if words is None:
