@@ -197,6 +197,7 @@ def test_large_datasets_are_sampled():
         ({"samples": 0}, ValueError, "samples must be an integer >= 1"),
         ({"num_workers": ()}, ValueError, "num_workers must have at least one number"),
         ({"start_method": "thread"}, ValueError, "start_method must be one of"),
+        ({"timeout": 0.0}, ValueError, "timeout must be a positive number of seconds, got 0.0"),
     ],
 )
 def test_arguments_are_refused_with_what_is_allowed(options, error, message):

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -88,8 +87,7 @@ def isolated(experiment: Callable[[], T], timeout: float) -> T:
 
 
 def _receive(here: Connection, timeout: float) -> tuple[bool, Any]:
-    end = time.monotonic() + timeout
-    if not here.poll(max(0.0, end - time.monotonic())):
+    if not here.poll(timeout):
         raise Hung(f"{timeout:g} s")
     return here.recv()  # type: ignore[no-any-return]
 

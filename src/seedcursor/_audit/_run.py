@@ -83,6 +83,8 @@ def audit(
         raise RuntimeError(
             "put audit() under if __name__ == '__main__': a worker imports this file"
         )
+    if not 0 < timeout < float("inf"):
+        raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     settings = Settings(
         num_workers=_counts(num_workers),
         epochs=_checks.integer("epochs", epochs, low=1, limit=100),
