@@ -8,8 +8,9 @@ import cv2
 import numpy as np
 import pytest
 from pipelines import FEWER_SHAPES, N, alone, check
+from torch.utils.data import DataLoader
 
-from seedcursor import StatefulDataLoader
+from seedcursor import StatefulDataLoader, seed_worker
 from seedcursor.integrations.albumentations import SeededAlbumentations
 
 
@@ -143,11 +144,25 @@ def test_a_function_that_closes_over_a_pipeline():
     assert alone(dataset) == alone(dataset)
 
 
-def test_workers_start_with_one_thread_of_opencv():
-    class Threads(Photos):
-        def __getitem__(self, index):
-            return cv2.getNumThreads()
+class Threads(Photos):
+    """Each sample is how many threads OpenCV has, after it was used."""
 
-    dataset = SeededAlbumentations(Threads(realistic()))
-    (batch,) = StatefulDataLoader(dataset, N, num_workers=1)
-    assert batch.tolist() == [1] * N
+    def __getitem__(self, index):
+        cv2.warpAffine(np.zeros((2000, 2000, 3), np.uint8), np.eye(2, 3), (2000, 2000))
+        return cv2.getNumThreads()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_use_one_thread_of_opencv(method):
+    threads, dataset = cv2.getNumThreads(), Threads(realistic())
+    cv2.setNumThreads(4)
+    dataset[0]  # starts threads, which a forked worker has not
+    plain = DataLoader(
+        dataset, N, num_workers=1, worker_init_fn=seed_worker, multiprocessing_context=method
+    )
+    ours = StatefulDataLoader(
+        SeededAlbumentations(dataset), N, num_workers=1, multiprocessing_context=method
+    )
+    assert [batch.tolist() for loader in (plain, ours) for batch in loader] == [[1] * N] * 2
+    assert cv2.getNumThreads() == 4
+    cv2.setNumThreads(threads)

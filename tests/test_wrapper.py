@@ -335,8 +335,8 @@ class Threads(Dataset):
         return sys.modules["cv2"].threads
 
 
-def no_threads(worker):
-    sys.modules["cv2"].setNumThreads(0)
+def three_threads(worker):
+    sys.modules["cv2"].setNumThreads(3)
 
 
 def test_workers_cap_the_threads_of_opencv(monkeypatch):
@@ -345,7 +345,7 @@ def test_workers_cap_the_threads_of_opencv(monkeypatch):
     cv2.setNumThreads = lambda threads: setattr(cv2, "threads", threads)
     monkeypatch.setitem(sys.modules, "cv2", cv2)
     options = {"num_workers": 1, "multiprocessing_context": "fork", "batch_size": None}
-    assert list(DataLoader(Threads(), worker_init_fn=seed_worker, **options)) == [1, 1]
-    assert list(StatefulDataLoader(Threads(), **options)) == [1, 1]
-    assert list(StatefulDataLoader(Threads(), worker_init_fn=no_threads, **options)) == [0, 0]
+    assert list(DataLoader(Threads(), worker_init_fn=seed_worker, **options)) == [0, 0]
+    assert list(StatefulDataLoader(Threads(), **options)) == [0, 0]
+    assert list(StatefulDataLoader(Threads(), worker_init_fn=three_threads, **options)) == [3, 3]
     assert cv2.threads == 16

@@ -35,4 +35,6 @@ def cap_threads() -> None:
     """One thread for torch and for OpenCV, if that is loaded: the workers are the parallelism."""
     torch.set_num_threads(1)
     if cv2 := sys.modules.get("cv2"):
-        cv2.setNumThreads(1)
+        # Not 1: that waits until the other threads have ended, for ever in a forked worker, which
+        # has none of those that the main process had. 0 uses none, and waits for none.
+        cv2.setNumThreads(0)
