@@ -309,6 +309,21 @@ def test_threads_take_turns():
         assert list(pool.map(lambda k: dataset[k % N], range(200))) == expected
 
 
+@pytest.mark.parametrize("kind", [list, tuple, deque, dict, set])
+def test_a_container_with_methods_of_its_own_is_not_asked(kind):
+    class Loading(kind):
+        def __iter__(self):
+            raise AssertionError
+
+        items = keys = __getitem__ = __iter__
+
+    transform = Drawer(fresh())
+    base = Held([Loading({transform: transform})])
+    dataset = SeededGenerators(base)
+    dataset.base.transforms = [transform]
+    assert dataset[1] == dataset[1]
+
+
 def test_the_walk_leaves_data_alone():
     class Lazy:
         looked = 0

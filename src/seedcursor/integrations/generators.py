@@ -61,7 +61,8 @@ def held(
         >>> [path for path, _ in held({"steps": [Crop(), Crop()]}, (random.Random,))]
         ["['steps'][0].rng", "['steps'][1].rng"]
     """
-    seen = {id(holder), *map(id, _GLOBALS)}
+    # Kept as well, for the id of what is gone may be another's.
+    seen = {id(thing): thing for thing in (holder, *_GLOBALS)}
     waiting = deque([("", holder)])
     while waiting:
         path, thing = waiting.popleft()
@@ -72,25 +73,34 @@ def held(
         for name, part in _parts(thing):
             if type(part) in _LEAF_TYPES or isinstance(part, _LEAVES) or id(part) in seen:
                 continue
-            seen.add(id(part))
+            seen[id(part)] = part
             waiting.append((path + name, part))
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, object]]:
-    if isinstance(thing, (list, tuple, deque)):
-        yield from ((f"[{place}]", part) for place, part in enumerate(thing))
-    elif isinstance(thing, dict):
-        for place, (key, part) in enumerate(thing.items()):
-            # The repr of other keys may have an address in it.
-            yield f"[{key!r}]" if isinstance(key, (str, int)) else f"[#{place}]", part
-    elif isinstance(thing, (set, frozenset)):
-        yield from (("{}", part) for part in thing)
-    elif isinstance(thing, (types.MethodType, types.BuiltinMethodType)):
+    yield from _items(thing)
+    if isinstance(thing, (types.MethodType, types.BuiltinMethodType)):
         yield ".__self__", thing.__self__
         yield ".__func__", getattr(thing, "__func__", None)
     elif isinstance(thing, types.FunctionType):
         yield from _closed_over(thing)
     yield from _attributes(thing)
+
+
+def _items(thing: Any) -> Iterator[tuple[str, object]]:
+    # Not by the thing's own methods: a dataset that is a list may load its records in them.
+    ordered: tuple[Any, ...] = list, tuple, deque
+    for kind in ordered:
+        if isinstance(thing, kind):
+            yield from ((f"[{place}]", part) for place, part in enumerate(kind.__iter__(thing)))
+    if isinstance(thing, dict):
+        for place, (key, part) in enumerate(dict.items(thing)):
+            # The repr of other keys may have an address in it.
+            yield f"[{key!r}]" if isinstance(key, (str, int)) else f"[#{place}]", part
+    unordered: tuple[Any, ...] = set, frozenset
+    for kind in unordered:
+        if isinstance(thing, kind):
+            yield from (("{}", part) for part in kind.__iter__(thing))
 
 
 def _closed_over(function: types.FunctionType) -> Iterator[tuple[str, object]]:
