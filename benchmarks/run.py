@@ -24,11 +24,6 @@ from seedcursor.integrations.monai import SeededMonai
 MEASURES: dict[str, Callable[[], Comparison]] = {
     "generators": measures.generators,
     "keyed-globals": measures.keyed_globals,
-    "adapter-generators": partial(measures.adapter, SeededGenerators, pipelines.ByHand),
-    "adapter-albumentations": partial(
-        measures.adapter, SeededAlbumentations, pipelines.albumentations_chain
-    ),
-    "adapter-monai": partial(measures.adapter, SeededMonai, pipelines.monai_chain),
     "permutation": measures.permutation,
     "pass-ints-2-workers": partial(measures.pass_without_draws, Ints(measures.PASS), 2, 1.15),
     "pass-ints-0-workers": partial(measures.pass_without_draws, Ints(measures.PASS), 0, 1.6),
@@ -44,6 +39,11 @@ MEASURES: dict[str, Callable[[], Comparison]] = {
     "plan-step": measures.plan_step,
     "state-dict": measures.state_dict,
     "memory": measures.memory,
+    "adapter-generators": partial(measures.adapter, SeededGenerators, pipelines.ByHand),
+    "adapter-albumentations": partial(
+        measures.adapter, SeededAlbumentations, pipelines.albumentations_chain
+    ),
+    "adapter-monai": partial(measures.adapter, SeededMonai, pipelines.monai_chain),
 }
 LINE = "{:<24} {:<52} {:>8} {:>8} {:>8} {:>8}  {}"
 

@@ -8,14 +8,14 @@ import numpy as np
 from monai.transforms.compose import Compose
 from monai.transforms.transform import Randomizable
 
-from seedcursor.integrations.generators import SeededGenerators, held, put
+from seedcursor.integrations.generators import SeededGenerators, held
 
 
 class SeededMonai(SeededGenerators):
     """Any map-style dataset, with the MONAI transforms that it holds keyed too.
 
     As ``SeededDataset``, and before each sample every ``Randomizable`` that the dataset holds is
-    handed a random state of its own by ``set_random_state``, seeded from ``rng(index, path)``;
+    handed a random state of its own by ``set_random_state``, on the bits of ``rng(index, path)``;
     those within a ``Compose`` or within another transform too. MONAI itself seeds some transforms
     and those within them with the same number, so that they draw alike.
 
@@ -38,22 +38,20 @@ class SeededMonai(SeededGenerators):
     """
 
     def find(self) -> list[tuple[str, Any]]:
-        """Each ``Randomizable`` and a random state for it, with its path."""
-        found = held(self.base, (Randomizable,), through=(Randomizable,))
-        return [(path, (component, np.random.RandomState(0))) for path, component in found]
+        """Each ``Randomizable``, with its path."""
+        return list(held(self.base, (Randomizable,), through=(Randomizable,)))
 
     def key(self, thing: Any, index: Any, path: str) -> None:
         """Give a transform its random state for a sample.
 
         Args:
-            thing: A ``Randomizable`` and its random state.
+            thing: A ``Randomizable``.
             index: Of the sample.
             path: Where the base holds it.
         """
-        component, state = thing
-        put(state, self.rng(index, path))
-        if type(component).set_random_state is Compose.set_random_state:
+        state = np.random.RandomState(self.rng(index, path).bit_generator)
+        if type(thing).set_random_state is Compose.set_random_state:
             # It would seed what is in it, which is keyed by itself, and takes longer.
-            Randomizable.set_random_state(component, state=state)
+            Randomizable.set_random_state(thing, state=state)
         else:
-            component.set_random_state(state=state)
+            thing.set_random_state(state=state)
