@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from torch.utils.data import DataLoader
+
 from seedcursor._audit._digest import digest
 from seedcursor._loader import StatefulDataLoader
 
@@ -44,6 +46,11 @@ def _set_workers(loader: StatefulDataLoader[Any], num_workers: int) -> None:
         values |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
         values["_DataLoader__multiprocessing_context"] = None
     loader.__dict__.update(values)
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """What a plain loader takes its batches of indices from, or its indices."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def order(sampler: Any, epochs: int, limit: int) -> list[list[Any]]:

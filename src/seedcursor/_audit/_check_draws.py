@@ -35,8 +35,6 @@ def check_unkeyed_torch(lab: Lab) -> Iterator[Finding]:
 
 def _unkeyed(lab: Lab, name: str) -> Iterator[Finding]:
     check = f"unkeyed-{name}"
-    if lab.is_stateful:
-        return  # it keys the global RNGs for each batch, so to draw from them is right
     for reader in (lab.reader, lab.collated):
         if reader is None:
             continue

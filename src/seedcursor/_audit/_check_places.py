@@ -19,14 +19,11 @@ from seedcursor._audit._lab import Lab
 from seedcursor._audit._report import Finding
 from seedcursor._audit._said import finding, named, reading
 from seedcursor._audit._workers import Record, read_by
-from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._loader import StatefulDataLoader
 
 
 def check_call_order(lab: Lab) -> Iterator[Finding]:
     """The value depends on what was read before."""
-    if lab.is_stream:
-        return
     for outcome in lab.reread:
         before = lab.base[outcome.place]
         if outcome.digest != before.digest and outcome.place not in lab.unstable:
@@ -106,7 +103,7 @@ def check_start_method(lab: Lab) -> Iterator[Finding]:
     try:
         spawned = lab.run(lambda at: _spawned(lab, crew, places))
     except Broke as broke:
-        yield finding("start-method", reading(lab), _last_line(str(broke)))
+        yield finding("start-method", reading(lab), broke.line)
         return
     if isinstance(spawned, str):
         lab.notes.append(spawned)
@@ -153,14 +150,9 @@ def _needs_main(dataset: Any) -> bool:
         set_spawning_popen(None)
 
 
-def _last_line(told: str) -> str:
-    lines = [line for line in told.strip().splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it failed without a word"
-
-
 def check_threads(lab: Lab) -> Iterator[Finding]:
     """Workers times the libraries' threads in each exceed the cores."""
-    if not os.path.isdir("/proc/self/task") or lab.is_stateful or not lab.crew.num_workers:
+    if not os.path.isdir("/proc/self/task") or not lab.crew.num_workers:
         return
     records = [record for record in lab.natural[0] if record.worker >= 0]
     threads = max((record.threads for record in records), default=1)
@@ -201,8 +193,6 @@ def _first_difference(one: list[bytes], other: list[bytes]) -> int | None:
 
 def check_resume(lab: Lab) -> Iterator[Finding]:
     """Stopped and resumed is not the same as uninterrupted."""
-    if not lab.is_stateful and not isinstance(lab.dataset, StatefulIterableDataset):
-        return
     if lab.found & {"private-rng", "call-order"} or lab.unstable:
         return
     if lab.found & {"unkeyed-numpy", "unkeyed-python", "unkeyed-torch"}:

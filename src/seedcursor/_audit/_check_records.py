@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 from torch.utils.data import RandomSampler, WeightedRandomSampler
 
-from seedcursor._audit._batches import flat, order
+from seedcursor._audit._batches import flat, order, sampler_of
 from seedcursor._audit._blame import definition
 from seedcursor._audit._lab import Lab
 from seedcursor._audit._report import Finding
@@ -40,7 +40,7 @@ def check_repeated_records(lab: Lab) -> Iterator[Finding]:
     if not lab.is_stream:
         yield from _repeated_by_sampler(lab)
         return
-    if lab.is_stateful or lab.unstable:
+    if lab.unstable:
         return
     alone, shared = _shares(lab)
     complete = len(alone) < lab.limit
@@ -63,7 +63,7 @@ def check_repeated_records(lab: Lab) -> Iterator[Finding]:
 
 def check_missing_records(lab: Lab) -> Iterator[Finding]:
     """A stream leaves out records with workers, or in the second epoch."""
-    if not lab.is_stream or lab.is_stateful or lab.unstable:
+    if lab.unstable:
         return
     alone, shared = _shares(lab)
     if len(alone) >= lab.limit:
@@ -118,7 +118,7 @@ def orders(lab: Lab, salt: Salt | None = None) -> list[list[Any]]:
     """What the loader's sampler gives in two epochs."""
     loader = lab.loader
     assert loader is not None
-    sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    sampler = sampler_of(loader)
 
     def draw(_: Any) -> list[list[Any]]:
         watched = watch()

@@ -20,11 +20,7 @@ def digest(value: object) -> bytes:
 
     Dicts are equal whatever their order. A NaN equals itself, and -0.0 is not 0.0.
     """
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in _parts(value, ()):
-        hashed.update(len(part).to_bytes(8, "little"))
-        hashed.update(part)
-    return hashed.digest()
+    return digest_of_parts(_parts(value, ()))
 
 
 def _parts(value: Any, outer: tuple[int, ...]) -> list[bytes]:  # noqa: PLR0911 - a return a kind

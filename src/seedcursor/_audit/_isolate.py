@@ -29,7 +29,12 @@ class Died(Exception):  # noqa: N818
 
 
 class Broke(Exception):  # noqa: N818
-    """The experiment raised."""
+    """The experiment raised; with its traceback."""
+
+    @property
+    def line(self) -> str:
+        """The traceback's last line."""
+        return str(self).strip().splitlines()[-1].strip()
 
 
 @frozen

@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 from torch.utils.data import DataLoader, IterableDataset
 
 from seedcursor._audit import _globals, _held
-from seedcursor._audit._batches import flat, order
+from seedcursor._audit._batches import flat, order, sampler_of
 from seedcursor._audit._blame import Blame, blame
 from seedcursor._audit._isolate import Broke, Died, Hung, Place, isolated
 from seedcursor._audit._sources import Salt, watch
@@ -170,7 +170,7 @@ class Lab:
         loader = self.loader
         if loader is None or self.is_stream or self.is_stateful:
             return None
-        sampler: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        sampler = sampler_of(loader)
 
         def draw(_: Place) -> list[Any]:
             torch.manual_seed(self.settings.seed)

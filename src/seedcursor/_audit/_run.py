@@ -15,8 +15,8 @@ from seedcursor._audit._blame import definition
 from seedcursor._audit._isolate import Broke
 from seedcursor._audit._lab import Lab, Settings, Unreadable
 from seedcursor._audit._report import AuditReport, Finding
+from seedcursor._audit._said import finding
 from seedcursor._audit._verdicts import CHECKS, verdicts
-from seedcursor._audit._wording import WORDS
 from seedcursor._audit._workers import Record
 
 
@@ -132,10 +132,9 @@ def _judged(lab: Lab, ignored: frozenset[str]) -> tuple[list[Finding], list[str]
     except Unreadable as told:
         return [*findings, _unreadable(lab, str(told))], done, []
     except Broke as broke:
-        last = str(broke).strip().splitlines()[-1]
         # Forked workers take everything with them, so others may fail where these do not.
         check = "unreadable" if lab.settings.start_method == "fork" else "start-method"
-        return [*findings, _unreadable(lab, last, check)], done, []
+        return [*findings, _unreadable(lab, broke.line, check)], done, []
 
 
 def _picture(lab: Lab) -> list[Record]:
@@ -143,9 +142,7 @@ def _picture(lab: Lab) -> list[Record]:
 
 
 def _unreadable(lab: Lab, evidence: str, check: str = "unreadable") -> Finding:
-    words = WORDS[check]
-    where = definition(lab.dataset, "__getitem__", "__iter__")
-    return Finding(check, words.severity, words.message, evidence, where, words.fix)
+    return finding(check, definition(lab.dataset, "__getitem__", "__iter__"), evidence)
 
 
 def _check_target(target: Any) -> None:

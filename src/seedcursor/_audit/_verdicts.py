@@ -32,13 +32,13 @@ CHECKS: dict[str, Callable[[Lab], Iterator[Finding]]] = {
 
 
 def applies(check: str, lab: Lab) -> bool:
-    """Whether a check has something to look at in this target."""
+    """Whether a check has something to look at in this target; the checks don't ask again."""
     if check == "worker-count" and not lab.crew.num_workers:
         return False
     if check == "resume":
         return lab.is_stateful or isinstance(lab.dataset, StatefulIterableDataset)
     if check.startswith("unkeyed") or check == "threads":
-        return not lab.is_stateful
+        return not lab.is_stateful  # it keys the global RNGs for each batch, and caps the threads
     if check == "missing-records":
         return lab.is_stream and not lab.is_stateful
     if check == "repeated-records":
