@@ -15,7 +15,7 @@ SOURCE = Path(seedcursor.__file__).parent
 
 # A file imports only from rows above its own.
 LAYERS = [
-    {"_checks", "_sharding"},
+    {"_around", "_checks", "_sharding"},
     {"_record", "_position", "_world"},
     {"_keys", "_occurrences"},
     {"_permutation", "_rng", "_process"},

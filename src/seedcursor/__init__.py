@@ -6,7 +6,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 
 # Lower rooms know nothing of higher ones, and nothing inside imports this file but integrations/,
 # an adapter for each of other people's libraries:
-#   _checks  _sharding
+#   _around  _checks  _sharding
 #   _record  _position  _world
 #   _keys  _occurrences
 #   _permutation  _rng  _process

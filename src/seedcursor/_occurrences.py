@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from torch.utils.data import Sampler
 
-from seedcursor._record import Occurrence
+from seedcursor._record import Occurrence, plain
 
 
 class Occurrences(Sampler[Occurrence]):
@@ -47,7 +47,7 @@ class Occurrences(Sampler[Occurrence]):
     def __iter__(self) -> Iterator[Occurrence]:
         drawn: dict[int | str, int] = {}
         for index in self.sampler:
-            occurrence = Occurrence(index, 0)
-            number = drawn.get(occurrence.index, 0)
-            drawn[occurrence.index] = number + 1
-            yield Occurrence(occurrence.index, number) if number else occurrence
+            record = plain(index)
+            number = drawn.get(record, 0)
+            drawn[record] = number + 1
+            yield Occurrence(record, number)

@@ -11,7 +11,8 @@ from seedcursor import _checks
 INDEX_LIMIT = 2**64
 
 
-def _plain(value: object) -> int | str:
+def plain(value: object) -> int | str:
+    """An index that is no occurrence, checked."""
     if isinstance(value, str):
         return value
     return _checks.integer("index", value, limit=INDEX_LIMIT)
@@ -45,7 +46,7 @@ class Occurrence:
         (True, False)
     """
 
-    index: int | str = field(converter=_plain)
+    index: int | str = field(converter=plain)
     number: int = field(converter=_number)
 
 
@@ -54,4 +55,4 @@ Index: TypeAlias = int | str | Occurrence
 
 def index(value: object) -> Index:
     """The argument ``index``, checked."""
-    return value if isinstance(value, Occurrence) else _plain(value)
+    return value if isinstance(value, Occurrence) else plain(value)

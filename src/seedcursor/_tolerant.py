@@ -6,13 +6,14 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from seedcursor import _batch, _checks
+from seedcursor._around import Around, map_style
 from seedcursor._dataset import SKIP, StatefulIterableDataset
 
 
-class TolerantDataset(Dataset[Any]):
+class TolerantDataset(Around, Dataset[Any]):
     """Any map-style dataset, whose records may raise: a few are passed over, and reported.
 
     Under a ``StatefulDataLoader``, a record that raises is left out of its batch, which is so much
@@ -52,22 +53,8 @@ class TolerantDataset(Dataset[Any]):
     """
 
     def __init__(self, base: Any, at_most: int) -> None:
-        if isinstance(base, IterableDataset) or not hasattr(base, "__getitem__"):
-            raise TypeError(
-                f"base must be a map-style dataset, with __getitem__ and __len__, got "
-                f"{type(base).__name__}; for a stream there is TolerantIterableDataset"
-            )
-        self.base = base
+        self.base = map_style(base, " there is TolerantIterableDataset")
         self.at_most = _checks.integer("at_most", at_most)
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def __getattr__(self, name: str) -> Any:
-        # Not while an unpickled object is still empty.
-        if name.startswith("__") or "base" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        return getattr(self.base, name)
 
     def __getitem__(self, index: Any) -> Any:
         return _tried(lambda: self.base[index], f"dataset[{index!r}]", self.at_most)

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from seedcursor import _batch, _checks, _record, _rng
+from seedcursor._around import Around, map_style
 from seedcursor._dataset import StatefulDataset
 from seedcursor._keyed import as_drawn, hand_epoch
 from seedcursor._record import Index
@@ -56,7 +57,7 @@ def seeded(
     return _rng.keyed_globals(key)
 
 
-class SeededDataset(StatefulDataset[Any]):
+class SeededDataset(Around, StatefulDataset[Any]):
     """Any map-style dataset, made pure: each sample runs with the global RNGs keyed by its index.
 
     So ``dataset[index]`` depends on ``(seed, epoch, index)`` and on nothing else, whatever
@@ -84,24 +85,11 @@ class SeededDataset(StatefulDataset[Any]):
     """
 
     def __init__(self, base: Any, seed: int = 0) -> None:
-        if isinstance(base, IterableDataset) or not hasattr(base, "__getitem__"):
-            raise TypeError(
-                f"base must be a map-style dataset, with __getitem__ and __len__, got "
-                f"{type(base).__name__}; for a stream, subclass StatefulIterableDataset"
-            )
+        checked = map_style(base, ", subclass StatefulIterableDataset")
         super().__init__(seed=seed)
-        self.base = base
+        self.base = checked
         # Not where sample() does more, nor once the base was seen to move a global RNG.
         self._by_batch = type(self).sample is SeededDataset.sample
-
-    def __len__(self) -> int:
-        return len(self.base)
-
-    def __getattr__(self, name: str) -> Any:
-        # Not while an unpickled object is still empty.
-        if name.startswith("__") or "base" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        return getattr(self.base, name)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, of the base too if it has one.
