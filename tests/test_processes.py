@@ -30,6 +30,12 @@ def wait_until_gone(processes, seconds=20):
     return not any(process.is_alive() for process in processes)
 
 
+@pytest.fixture(autouse=True)
+def _nobody_elses_workers():
+    # The traceback of an error that another test met may keep workers until they are collected.
+    gc.collect()
+
+
 @pytest.fixture
 def _no_collector():
     gc.disable()
