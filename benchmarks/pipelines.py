@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import albumentations
 import cv2
 import numpy as np
+import sklearn.datasets
 import torch
 from monai import transforms
 from numpy.typing import NDArray
@@ -18,7 +20,7 @@ Photo = NDArray[np.uint8]
 
 
 class Photos(Dataset[Any]):
-    """A JPEG file of 500 x 375, the usual size in ImageNet, read and augmented anew each time.
+    """Two photographs of 640 x 427, scikit-learn's, decoded and augmented anew each time.
 
     Args:
         length: How many there are.
@@ -27,16 +29,18 @@ class Photos(Dataset[Any]):
 
     def __init__(self, length: int, transform: Callable[[Photo], Any]) -> None:
         self._length = length
-        coarse = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
-        photo = cv2.resize(coarse, (500, 375), interpolation=cv2.INTER_CUBIC)
-        self._file = cv2.imencode(".jpg", photo)[1]
+        folder = Path(sklearn.datasets.__file__).parent / "images"
+        self._files = [
+            np.frombuffer((folder / name).read_bytes(), np.uint8)
+            for name in ("china.jpg", "flower.jpg")
+        ]
         self.transform = transform
 
     def __len__(self) -> int:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        photo: Any = cv2.imdecode(self._file, cv2.IMREAD_COLOR)
+        photo: Any = cv2.imdecode(self._files[index % 2], cv2.IMREAD_COLOR)
         return self.transform(photo)
 
 
@@ -50,7 +54,7 @@ class ByHand:
 
     def __call__(self, photo: Photo) -> torch.Tensor:
         """Crop, flip, turn, jitter and add noise."""
-        top, left = self.rng.integers((375 - 224, 500 - 224))
+        top, left = self.rng.integers((427 - 224, 640 - 224))
         image: NDArray[Any] = photo[top : top + 224, left : left + 224]
         if self.coin.random() < 0.5:
             image = image[:, ::-1]
