@@ -420,6 +420,25 @@ def test_keyed_draws_are_all_of_other_colours(tmp_path):
     assert None not in colours
 
 
+@pytest.mark.parametrize("name", ["stateful, global", "stateful stream"])
+def test_a_loader_with_a_position_is_drawn_as_it_keys(name, tmp_path):
+    drawn = []
+    for num_workers in (0, 2):
+        report, text = page_of(by_name(name).make(), tmp_path, num_workers=[num_workers])
+        assert all(len(epoch) == max(1, num_workers) for epoch in picture(text))
+        drawn.append({(record.epoch, record.place): record.draw for record in report.picture})
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0].values())) == len(drawn[0]) > 2 * 16
+    assert None not in drawn[0].values()
+
+
+def test_a_loader_with_a_position_shows_what_it_cannot_key(tmp_path):
+    _, text = page_of(by_name("loader, held").make(), tmp_path)
+    first, second = picture(text)
+    assert first == second
+    assert set(first[0]) >= set(first[1])
+
+
 def test_the_line_that_drew_is_shown_in_its_place(tmp_path):
     report, text = page_of(by_name("jitter").make(), tmp_path)
     number = report.findings[0].where.rpartition(":")[2]

@@ -340,11 +340,14 @@ class Lab:
 
     @property
     def natural(self) -> tuple[list[Record], list[Record]]:
-        """What workers read as PyTorch seeds them: fresh in each epoch, and persistent ones."""
-        if not self.crew.num_workers:
-            records = self.read_by(self.crew)[0]
+        """What workers read as the loader seeds them: fresh in each epoch, and persistent ones."""
+        crew, target = self.crew, self.target
+        if isinstance(target, StatefulDataLoader):
+            crew = evolve(crew, seed=target._plan.seed, init=target.worker_init_fn)
+        if not crew.num_workers:
+            records = self.read_by(crew)[0]
             return records, records
-        first, second = self.read_by(self.crew, evolve(self.crew, persistent=True))
+        first, second = self.read_by(crew, evolve(crew, persistent=True))
         return first, second
 
     @property

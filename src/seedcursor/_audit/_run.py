@@ -128,17 +128,13 @@ def _judged(lab: Lab, ignored: frozenset[str]) -> tuple[list[Finding], list[str]
         for check, found in verdicts(lab, ignored):
             done.append(check)
             findings += found
-        return findings, done, _picture(lab)
+        return findings, done, lab.natural[0]
     except Unreadable as told:
         return [*findings, _unreadable(lab, str(told))], done, []
     except Broke as broke:
         # Forked workers take everything with them, so others may fail where these do not.
         check = "unreadable" if lab.settings.start_method == "fork" else "start-method"
         return [*findings, _unreadable(lab, broke.line, check)], done, []
-
-
-def _picture(lab: Lab) -> list[Record]:
-    return [] if lab.is_stateful else lab.natural[0]
 
 
 def _unreadable(lab: Lab, evidence: str, check: str = "unreadable") -> Finding:

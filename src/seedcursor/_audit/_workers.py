@@ -1,8 +1,9 @@
-"""Samples read by the workers of a real ``DataLoader``, with what each drew."""
+"""Samples read by the workers of a real loader, with what each drew."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ from seedcursor._audit import _globals, _held
 from seedcursor._audit._digest import digest, digest_of_parts, shown
 from seedcursor._audit._sources import Source, watch
 from seedcursor._audit._trial import Control, put, set_epoch, states
+from seedcursor._dataset import StatefulIterableDataset
+from seedcursor._loader import StatefulDataLoader
 
 
 @frozen
@@ -156,6 +159,20 @@ class _RecordedStream(IterableDataset[Record]):
                 yield recorder.record(place, 0, read)
 
 
+class _RecordedPositions(StatefulIterableDataset[Record]):
+    def __init__(self, recorder: _Recorder, limit: int) -> None:
+        self._recorder = recorder
+        self._limit = limit
+
+    def records(self, start: int) -> Iterator[Any]:
+        self._recorder.begin()
+        return itertools.islice(self._recorder.dataset.records(start), max(0, self._limit - start))
+
+    def sample(self, record: Any, index: int) -> Record:
+        recorder = self._recorder
+        return recorder.record(index, index, lambda: recorder.dataset.sample(record, index))
+
+
 @frozen
 class Crew:
     """How a dataset is read by workers.
@@ -167,7 +184,8 @@ class Crew:
         method: How workers are started.
         batch_size: Samples in a batch.
         init: The user's ``worker_init_fn``.
-        control: The states that each sample begins with; None to leave them to PyTorch.
+        control: The states that each sample begins with; None to leave them to the loader.
+        seed: Of a loader with a position; None for the plain one.
     """
 
     num_workers: int
@@ -177,6 +195,7 @@ class Crew:
     batch_size: int = 1
     init: Callable[[int], None] | None = None
     control: Control | None = None
+    seed: int | None = None
 
 
 def read_by(
@@ -186,7 +205,7 @@ def read_by(
     limit: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[Record]:
-    """Read a dataset through a real ``DataLoader``. Only for an experiment's process.
+    """Read a dataset through a real loader. Only for an experiment's process.
 
     Args:
         crew: By whom.
@@ -197,14 +216,21 @@ def read_by(
     """
     recorder = _Recorder(dataset, crew.control, None if indices is None else min(indices))
     watch()
-    recorded: Any = _RecordedStream(recorder, limit)
+    make: Any = DataLoader
     options: dict[str, Any] = {}
+    if crew.seed is not None:
+        make, options["seed"] = StatefulDataLoader, crew.seed
+    recorded: Any
     if indices is not None:
         recorded = _Recorded(recorder)
         options["sampler"] = list(indices)
+    elif crew.seed is not None:
+        recorded = _RecordedPositions(recorder, limit)
+    else:
+        recorded = _RecordedStream(recorder, limit)
     if crew.num_workers:
         options["multiprocessing_context"] = crew.method
-    loader: DataLoader[Any] = DataLoader(
+    loader: DataLoader[Any] = make(
         recorded,
         batch_size=crew.batch_size,
         num_workers=crew.num_workers,
