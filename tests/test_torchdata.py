@@ -302,14 +302,20 @@ def test_a_dataset_whose_workers_cannot_see_the_epoch_is_warned_of():
     state = loader.state_dict()
     sampler, loader = foreign()
     loader.load_state_dict(state)
-    with pytest.warns(
-        UserWarning, match=r"that Foreign.set_epoch sets: call set_epoch\(2\) before"
-    ):
+    with pytest.warns(UserWarning, match=r"Foreign.set_epoch sets: call set_epoch\(2\) before"):
         iter(loader)
     sampler, loader = foreign()
     loader.load_state_dict(state)
     sampler.set_epoch(2)
     assert {epoch for _, epoch in flat(loader)} == {2}
+
+
+def alone(dataset):
+    return dataset
+
+
+def whole(dataset):
+    return Subset(dataset, range(N))
 
 
 class Scaled:

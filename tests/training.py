@@ -55,7 +55,7 @@ def train(folder, name, setup, kill_at=None):
         data.load_state_dict(saved["data"])
         epoch, step = saved["epoch"], saved["step"]
     with open(f"{folder}/{name}.steps", "w") as log:
-        for epoch in range(epoch, EPOCHS):  # noqa: B020, PLR1704
+        for epoch in range(epoch, EPOCHS):  # noqa: B020
             for indices, values in data.batches(epoch):
                 loss = model(values).square().mean()
                 # By hand, for torch.optim would import a compiler in every process.
