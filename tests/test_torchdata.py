@@ -1,7 +1,10 @@
 """Our datasets and our batch sampler in torchdata's ``StatefulDataLoader``, by its own state."""
 
 import copy
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -408,3 +411,10 @@ def test_a_killed_run_goes_on_to_the_bit(dataset, options, tmp_path):
     run(train, tmp_path, "resumed", setup)
     assert steps(tmp_path, "killed") + steps(tmp_path, "resumed") == full
     check_nothing_skipped(tmp_path, "resumed")
+
+
+def test_the_example_is_exact():
+    example = Path(__file__).parent.parent / "examples" / "with_torchdata.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "killed at step 20: all 30 losses and batches are identical\n"
