@@ -96,8 +96,10 @@ def states(setup):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", WORKERS)
-@pytest.mark.filterwarnings("ignore:the state was saved in epoch")
 def test_resumed_at_every_place(kind, options):
+    if kind in (Shuffled, Streamed):
+        # Said of a state from an epoch's end, with the next epoch set. A sampler knows better.
+        warnings.filterwarnings("ignore", "the state was saved in epoch")
     full, places = states(kind(**options))
     for first, behind, state in places:
         setup = kind(**options)
