@@ -20,7 +20,10 @@ from seedcursor import (
     rng_state_dict,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # by PyTorch 2.4 itself
+]
 
 N, BATCH = 22, 4
 
