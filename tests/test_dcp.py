@@ -141,12 +141,10 @@ def train(folder, name, resume, stop_at, killed):
         dist.broadcast(parameter.data, 0)
     state = {"model": model.state_dict(), "data": loader}
     if resume is not None:
-        # Each rank's own, so each under a name of its own: what is named alike is saved once.
-        own = {f"rng{rank}": rng_state_dict()} if resume["rng"] else {}
-        dcp.load(state | own, checkpoint_id=resume["path"])
+        dcp.load(state, checkpoint_id=f"{folder}/checkpoint")
         model.load_state_dict(state["model"])
-        if own:
-            load_rng_state_dict(own[f"rng{rank}"])
+        if resume == "same ranks":
+            load_rng_state_dict(torch.load(f"{folder}/rng{rank}", weights_only=True))
     with open(f"{folder}/{name}.{rank}", "w") as log:
         while loader.epoch < 2:
             for batch in loader:
@@ -161,8 +159,9 @@ def train(folder, name, resume, stop_at, killed):
                 log.write(json.dumps(line) + "\n")
                 log.flush()
                 if (loader.epoch, loader.cursor) == stop_at:
-                    own = {f"rng{rank}": rng_state_dict()}
-                    dcp.save(state | own, checkpoint_id=f"{folder}/checkpoint")
+                    # Each rank's own; the checkpoint has each name once, and the same on all.
+                    torch.save(rng_state_dict(), f"{folder}/rng{rank}")
+                    dcp.save(state, checkpoint_id=f"{folder}/checkpoint")
                     if killed:
                         try:
                             dist.barrier()
@@ -180,14 +179,13 @@ def logged(folder, name, world_size):
 def test_killed_ranks_go_on_to_the_bit_and_others_with_what_is_left(tmp_path):
     run(train, tmp_path, "full", None, None, False, world_size=2)
     run(train, tmp_path, "killed", None, (1, 8), True, world_size=2, killed=True)
-    resume = {"path": f"{tmp_path}/checkpoint", "rng": True}
-    run(train, tmp_path, "resumed", resume, None, False, world_size=2)
+    run(train, tmp_path, "resumed", "same ranks", None, False, world_size=2)
     full = logged(tmp_path, "full", 2)
     killed, resumed = logged(tmp_path, "killed", 2), logged(tmp_path, "resumed", 2)
     assert [head + tail for head, tail in zip(killed, resumed, strict=True)] == full
     assert [len(steps) for steps in full] == [10, 10]
 
-    run(train, tmp_path, "three", resume | {"rng": False}, None, False, world_size=3)
+    run(train, tmp_path, "three", "other ranks", None, False, world_size=3)
     rest = [head[5:] for head in killed] + logged(tmp_path, "three", 3)
     assert sorted(index for rank in rest for step in rank for index in step["indices"]) == list(
         range(20)
