@@ -646,8 +646,10 @@ def test_a_foreign_iterable_is_refused_with_what_to_write():
         TypeError, match=r"dataset must be .*Foreign.*StatefulIterableDataset.*records"
     ):
         StatefulDataLoader(Foreign())
-    with pytest.raises(TypeError, match=r"dataset must have __getitem__.*generator"):
+    with pytest.raises(TypeError, match=r"dataset must be .*generator.*StatefulIterableDataset"):
         StatefulDataLoader(k for k in range(5))
+    with pytest.raises(TypeError, match=r"dataset must be map-style.*object"):
+        StatefulDataLoader(object())
 
 
 def test_a_dataset_needs_a_length():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
@@ -155,12 +155,54 @@ class StatefulIterableDataset(Keyed, IterableDataset[T_co]):
         return record
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world_size = world_of(self)
+        return _Samples(self)
+
+
+class _Samples(Iterator[Any]):
+    """The samples of a stream that are this worker's, with a state that torchdata's loader finds.
+
+    Args:
+        dataset: The stream.
+    """
+
+    def __init__(self, dataset: StatefulIterableDataset[Any]) -> None:
+        self._dataset = dataset
+        rank, world_size = world_of(dataset)
         # While a batch is built, whoever builds it has shared out the records.
         worker, num_workers = (0, 1) if _batch.own() else _world.current_worker()
-        mine, everyone = rank + world_size * worker, world_size * num_workers
-        for position, record in enumerate(self.records(0)):
-            if position % everyone == mine:
-                sample = self.sample(record, position)
+        self._mine, self._everyone = rank + world_size * worker, world_size * num_workers
+        self._records: Iterator[Any] | None = None  # open at the position _at
+        self._at = 0
+
+    def __next__(self) -> Any:
+        if self._records is None:
+            self._records = iter(self._dataset.records(self._at))
+        for record in self._records:
+            position, self._at = self._at, self._at + 1
+            if position % self._everyone == self._mine:
+                sample = self._dataset.sample(record, position)
                 if sample is not SKIP:
-                    yield sample
+                    return sample
+        raise StopIteration
+
+    def state_dict(self) -> dict[str, int]:
+        """How many records were read, and whose samples they became."""
+        return {"cursor": self._at, "worker": self._mine, "workers": self._everyone}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go to a saved place of the stream.
+
+        Raises:
+            TypeError: The cursor is not an integer.
+            ValueError: It was saved by another worker, or of another number of them.
+        """
+        saved = state.get("worker"), state.get("workers")
+        if saved != (self._mine, self._everyone):
+            raise ValueError(
+                f"the state was saved by worker {saved[0]} of {saved[1]}, all ranks together, this "
+                f"is worker {self._mine} of {self._everyone}, and what was shared out among others "
+                "can't be resumed. Use as many workers and ranks as then, or "
+                "seedcursor.StatefulDataLoader, which resumes with any number"
+            )
+        self._at = _checks.integer("cursor", state.get("cursor"), limit=_checks.LENGTH_LIMIT)
+        self._records = None

@@ -6,8 +6,9 @@ import contextlib
 import multiprocessing
 import os
 import random
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -27,6 +28,7 @@ class _Root:
     def __init__(self, seed: int = 0, epoch: int = 0) -> None:
         self.seed = seed
         self.shared_epoch = multiprocessing.RawValue("I", epoch)
+        self.handed = False  # the epoch was set by a sampler or wrapper, and not by the user
         self.parent_world: tuple[int, int] | None = None
         self.worker_rng: tuple[int, np.random.Generator] | None = None
 
@@ -34,13 +36,17 @@ class _Root:
         # Shared memory travels only to a process that is being started.
         if get_spawning_popen() is None:
             return _Root, (self.seed, self.shared_epoch.value)
-        return _spawned_root, (self.seed, self.shared_epoch, _world.current_world())
+        world = _world.current_world()
+        return _spawned_root, (self.seed, self.shared_epoch, self.handed, world)
 
 
-def _spawned_root(seed: int, shared_epoch: Any, parent_world: tuple[int, int]) -> _Root:
+def _spawned_root(
+    seed: int, shared_epoch: Any, handed: bool, parent_world: tuple[int, int]
+) -> _Root:
     root = _Root.__new__(_Root)
     root.seed = seed
     root.shared_epoch = shared_epoch
+    root.handed = handed
     root.parent_world = parent_world
     root.worker_rng = None
     return root
@@ -170,7 +176,58 @@ class Keyed:
             TypeError: Not an integer.
             ValueError: Out of range.
         """
-        _root(self).shared_epoch.value = _checks.epoch(epoch)
+        root = _root(self)
+        root.shared_epoch.value = _checks.epoch(epoch)
+        root.handed = False
+
+    def state_dict(self) -> dict[str, int]:
+        """The seed and the epoch, for loaders that keep a dataset's state, such as torchdata's.
+
+        A ``StatefulDataLoader`` has a position of its own, and does not ask.
+
+        Returns:
+            ``seed`` and ``epoch``, as plain values.
+        """
+        return {"seed": _checks.seed(self.seed), "epoch": self.epoch}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go to a saved epoch; torchdata's loader calls it where a pass resumes.
+
+        Two epochs are kept: one that a ``StatefulBatchSampler`` hands on, which knows better, and
+        the one after the saved. For a state that was saved at an epoch's end goes on with the next,
+        and looks as if it was saved before; so there is a warning.
+
+        Args:
+            state: What ``state_dict()`` returned.
+
+        Raises:
+            TypeError: A value is not an integer.
+            ValueError: A key is missing, a value is out of range, or the seed is another.
+        """
+        if "seed" not in state or "epoch" not in state:
+            raise ValueError(
+                f"state must have 'seed' and 'epoch', got the keys {list(state)}; was it saved "
+                "with another dataset?"
+            )
+        here, saved = _checks.seed(self.seed), _checks.seed(state["seed"])
+        if saved != here:
+            raise ValueError(
+                f"the state was saved with the dataset's seed {saved}, here it is {here}; build "
+                "the dataset as it was built then"
+            )
+        epoch = _checks.epoch(state["epoch"])
+        if _root(self).handed:
+            return
+        if self.epoch != epoch + 1:
+            self.set_epoch(epoch)
+            return
+        warnings.warn(
+            f"the state was saved in epoch {epoch}, and the dataset goes on with epoch {epoch + 1} "
+            f"by set_epoch(). That is right if epoch {epoch} had ended; else call "
+            f"set_epoch({epoch}) before the pass that resumes",
+            UserWarning,
+            stacklevel=2,
+        )
 
     def rng(self, index: Index, stream: str | None = None) -> np.random.Generator:
         """A new generator at the start of the stream keyed ``(seed, epoch, index, stream)``.
@@ -322,6 +379,16 @@ def hand_epoch(dataset: object, epoch: int) -> None:
     for part in parts(dataset):
         if callable(set_epoch := getattr(part, "set_epoch", None)):
             set_epoch(epoch)
+        if isinstance(part, Keyed):
+            _root(part).handed = True
+
+
+def deaf_part(dataset: object) -> str | None:
+    """The name of a part whose epoch workers that run already would not see, if there is one."""
+    for part in parts(dataset):
+        if hasattr(type(part), "set_epoch") and not isinstance(part, Keyed):
+            return type(part).__name__
+    return None
 
 
 def found_seed(dataset: object) -> int:

@@ -243,7 +243,10 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
 
 def _check_dataset(dataset: object, needs_length: bool) -> None:
     name = type(dataset).__name__
-    if isinstance(dataset, IterableDataset):
+    # Hugging Face's streams are torch's only once they are formatted for it.
+    if isinstance(dataset, IterableDataset) or (
+        hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+    ):
         if not isinstance(dataset, StatefulIterableDataset):
             raise TypeError(
                 f"dataset must be map-style or a StatefulIterableDataset, got {name}, whose "
@@ -252,7 +255,7 @@ def _check_dataset(dataset: object, needs_length: bool) -> None:
                 "sample(record, index)"
             )
     elif not hasattr(dataset, "__getitem__"):
-        raise TypeError(f"dataset must have __getitem__ or be an iterable dataset, got {name}")
+        raise TypeError(f"dataset must be map-style, with __getitem__, got {name}")
     elif needs_length and not hasattr(dataset, "__len__"):
         raise TypeError(
             f"dataset must have __len__, got {name} without; give it one, or pass sampler="

@@ -54,6 +54,18 @@ class Plan:
             "shuffle": self.shuffle,
         }
 
+    def state(self, position: Position) -> dict[str, Setting]:
+        """What a position is saved as."""
+        settings = self.settings()
+        return {
+            "version": settings["version"],
+            "epoch": position.epoch,
+            "cursor": position.cursor,
+            "seed": settings["seed"],
+            "length": settings["length"],
+            "shuffle": settings["shuffle"],
+        }
+
 
 class Positioned:
     """The position's public face, for whatever has a plan."""
@@ -93,15 +105,7 @@ class Positioned:
             ``shuffle`` (None with a sampler of the user's own), which `load_state_dict` compares.
             Under 200 bytes as JSON.
         """
-        position, settings = self._plan.progress.position, self._plan.settings()
-        return {
-            "version": settings["version"],
-            "epoch": position.epoch,
-            "cursor": position.cursor,
-            "seed": settings["seed"],
-            "length": settings["length"],
-            "shuffle": settings["shuffle"],
-        }
+        return self._plan.state(self._plan.progress.position)
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Go to a saved position: the next pass delivers exactly what was not delivered yet.

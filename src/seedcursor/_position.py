@@ -139,6 +139,10 @@ class Progress:
         self._planned.append(weakref.ref(run))
         return run
 
+    def has_planned(self) -> bool:
+        """Whether there is a pass that has not begun."""
+        return self._newest_planned() is not None
+
     def set_epoch(self, epoch: int) -> None:
         """The next pass, or the planned one, is of this epoch; a running one is not disturbed."""
         epoch = _checks.epoch(epoch)
@@ -241,10 +245,10 @@ class Run:
         self._loads = progress._loads
 
     @property
-    def planned_epoch(self) -> int:
-        """The epoch that it is of, or will be as things stand."""
+    def planned(self) -> Position:
+        """Where it began, or will begin as things stand."""
         newest = self._progress._newest_planned() is self
-        return (self._progress.position if newest else self.position).epoch
+        return self._progress.position if newest else self.position
 
     def freeze(self, position: Position) -> None:
         """A newer pass was planned: begin here, whatever happens to the loader's position."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TypeVar
 
 from torch.utils.data import Sampler
 
 from seedcursor import _checks, _keyed, _rng, _world
-from seedcursor._order import KeyedOrder
+from seedcursor._order import KeyedOrder, Step
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, Progress, Run
 from seedcursor._sharding import Shape
@@ -104,6 +106,8 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         self._dataset = dataset_or_length
         # The pass that `track` has planned, until the loader draws from it.
         self._tracked: tuple[Run, deque[int]] | None = None
+        # The epoch that the dataset had when a loader may have forked its workers.
+        self._forked_epoch: int | None = None
         self.batch_size = self._plan.batch_size
         self.drop_last = self._plan.drop_last
         self.sampler = OrderSampler(order, self._plan.progress)
@@ -120,24 +124,33 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the position on; without `track`, only their end moves it."""
         # A DataLoader with workers asks twice before it draws.
-        tracked = self._tracked or (self._plan.progress.plan(), None)
+        if not self._plan.progress.has_planned():
+            self._forked_epoch = None
+        run, stops = self._tracked or (self._plan.progress.plan(), None)
         # Some datasets must know before workers are forked, which is before the first batch.
-        _keyed.hand_epoch(self._dataset, tracked[0].planned_epoch)
-        return self._batches(*tracked)
+        epoch = run.planned.epoch
+        _keyed.hand_epoch(self._dataset, epoch)
+        if self._forked_epoch is None:
+            self._forked_epoch = epoch
+        return Drawn(self, run, stops)
 
-    def _batches(self, run: Run, stops: deque[int] | None) -> Iterator[list[int]]:
+    def _begin(self, run: Run) -> Iterator[Step]:
         self._tracked = None
         start = run.begin()
         _keyed.hand_epoch(self._dataset, start.epoch)
-        empty = True
-        for step in self._plan.steps(start):
-            run.check()
-            if stops is not None:
-                stops.append(step.stop)
-            yield list(step.indices)
-            empty = False
-        if stops is None:
-            run.finish(empty=empty)
+        if start.epoch != self._forked_epoch and multiprocessing.active_children():
+            self._warn_of_deaf_workers(f"call set_epoch({start.epoch}) before the pass begins")
+        return self._plan.steps(start)
+
+    def _warn_of_deaf_workers(self, remedy: str) -> None:
+        deaf = _keyed.deaf_part(self._dataset)
+        if deaf is not None:
+            warnings.warn(
+                f"workers that run already don't see the epoch that {deaf}.set_epoch sets: "
+                f"{remedy}, or let {deaf} be a StatefulDataset, whose epoch they see",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def track(self, loader: Iterable[T]) -> Iterator[T]:
         """Go through a loader that draws from this sampler, and count what it delivers.
@@ -153,7 +166,10 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             RuntimeError: The loader delivers what it did not draw from this sampler; or a state was
                 loaded since the pass began.
         """
+        if getattr(loader, "persistent_workers", False):
+            self._warn_of_deaf_workers("build the loader with persistent_workers=False")
         run = self._plan.progress.plan()
+        self._forked_epoch = None
         stops: deque[int] = deque()
         self._tracked = run, stops
         empty = True
@@ -180,6 +196,66 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         with _rng.globals_aside():
             _rng.key_globals(key)
             return iter(loader)
+
+
+class Drawn(Iterator[list[int]]):
+    """A pass over a sampler, which counts what was drawn.
+
+    A loader that asks it for its state with each batch that it draws, and saves the one that it
+    got with the batch it delivered last, resumes exactly, as torchdata's does. It need not track.
+
+    Args:
+        sampler: Whose pass it is.
+        run: Its hold on the position.
+        stops: Where `StatefulBatchSampler.track` reads what a batch counts; None without.
+    """
+
+    def __init__(self, sampler: StatefulBatchSampler, run: Run, stops: deque[int] | None) -> None:
+        self._sampler = sampler
+        self._run = run
+        self._stops = stops
+        self._steps: Iterator[Step] | None = None
+        self._cursor: int | None = None  # what was drawn, once something was
+        self._restored = False
+
+    def __next__(self) -> list[int]:
+        if self._steps is None:
+            self._steps = self._sampler._begin(self._run)
+        step = next(self._steps, None)
+        if step is None:
+            if self._stops is None:
+                self._run.finish(empty=self._cursor is None and not self._restored)
+            raise StopIteration
+        self._run.check()
+        if self._stops is not None:
+            self._stops.append(step.stop)
+        self._cursor = step.stop
+        return list(step.indices)
+
+    def state_dict(self) -> dict[str, int | bool | None]:
+        """The position behind what was drawn; once the pass has ended, that of the next.
+
+        Returns:
+            As the sampler's ``state_dict()``, which `StatefulBatchSampler.load_state_dict` takes.
+        """
+        if self._run.finished:
+            return self._sampler.state_dict()
+        planned = self._run.planned
+        cursor = planned.cursor if self._cursor is None else self._cursor
+        return self._sampler._plan.state(Position(planned.epoch, cursor))
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Go to a saved position, and the sampler with it, before the first batch is drawn.
+
+        Args:
+            state: What ``state_dict()`` returned, of a pass or of a sampler.
+
+        Raises:
+            TypeError: A value is of the wrong type.
+            ValueError: A key is missing, a value out of range, or a setting differs.
+        """
+        self._sampler.load_state_dict(state)
+        self._restored = True
 
 
 class LoaderBatches(StatefulBatchSampler):
