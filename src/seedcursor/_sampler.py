@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
+from types import FrameType
 from typing import TypeVar
 
 from torch.utils.data import Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from seedcursor import _checks, _keyed, _rng, _world
 from seedcursor._order import KeyedOrder
@@ -127,6 +130,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
     def _batches(self, run: Run, stops: deque[int] | None) -> Iterator[list[int]]:
         self._tracked = None
+        self._check_readers()
         start = run.begin()
         _keyed.hand_epoch(self._dataset, start.epoch)
         empty = True
@@ -153,6 +157,8 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             RuntimeError: The loader delivers what it did not draw from this sampler; or a state was
                 loaded since the pass began.
         """
+        if getattr(loader, "batch_sampler", self) is not self:
+            raise _not_drawn()
         run = self._plan.progress.plan()
         stops: deque[int] = deque()
         self._tracked = run, stops
@@ -171,6 +177,19 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             raise _not_drawn()
         run.finish(empty=empty)
 
+    def _check_readers(self) -> None:
+        world_size = self._plan.shape().world_size
+        for reader in _readers():
+            # As Accelerate's, which takes these for the batches of all ranks.
+            replicas = getattr(reader, "num_processes", 1)
+            if getattr(reader, "batch_sampler", None) is self and min(replicas, world_size) > 1:
+                raise ValueError(
+                    f"a {type(reader).__name__} with num_processes={replicas} would deal these "
+                    f"batches again, which are one rank's of world_size={world_size}. Don't give "
+                    "the loader to accelerator.prepare(): use a StatefulDataLoader in "
+                    "seedcursor.integrations.accelerate.PreparedDataLoader"
+                )
+
     def _iterator(self, loader: Iterable[T]) -> Iterator[T]:
         # Here a DataLoader draws its workers' seeds from the main process's global RNG, which must
         # neither move, for what the model draws to resume, nor seed two epochs alike.
@@ -187,12 +206,30 @@ class LoaderBatches(StatefulBatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the loader's position on."""
+        if any(isinstance(reader, _BaseDataLoaderIter) for reader in _readers()):
+            raise RuntimeError(
+                "another loader draws from the batch_sampler of a StatefulDataLoader, which counts "
+                "and keys what it delivers by itself, so a resume would not be exact. With "
+                "Accelerate write PreparedDataLoader(accelerator, loader) of "
+                "seedcursor.integrations.accelerate; with the Trainer derive from "
+                "StatefulTrainerMixin of seedcursor.integrations.transformers; for a plain "
+                "DataLoader make a StatefulBatchSampler"
+            )
         for step in self._plan.steps(self._plan.progress.position):
             yield list(step.indices)
+
+
+def _readers() -> Iterator[object]:
+    """Whose methods are running: a loader that draws from a sampler does not tell it so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_locals.get("self")
+        frame = frame.f_back
 
 
 def _not_drawn() -> RuntimeError:
     return RuntimeError(
         "loader must deliver a batch for each that it draws from this sampler: build it with "
-        "DataLoader(dataset, batch_sampler=sampler)"
+        "DataLoader(dataset, batch_sampler=sampler), and don't have its batches dealt again, as "
+        "accelerator.prepare(loader) does on several processes"
     )
