@@ -14,7 +14,7 @@ from seedcursor import StatefulDataLoader
 _END = object()
 
 
-class PreparedDataLoader(DataLoaderStateMixin):
+class PreparedDataLoader(DataLoaderStateMixin):  # type: ignore[misc]  # accelerate has no types
     """A ``StatefulDataLoader`` in the place of what ``accelerator.prepare(loader)`` returns.
 
     ``accelerator.prepare`` would build another loader from this one's parts, without its position.

@@ -8,13 +8,23 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from seedcursor import StatefulDataLoader, load_rng_state_dict, rng_state_dict
 
-_Base: type[Trainer] = Trainer if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = Trainer
+else:
+    _Base = object
 
 _DONE = object()  # a batch that was trained on before the run was resumed
 
@@ -40,14 +50,14 @@ class StatefulTrainerMixin(_Base):
         theirs: Any = super().get_train_dataloader()
         if not isinstance(theirs, StatefulDataLoader):
             theirs = _rebuilt(theirs, self)
-        batches = _Batches(theirs)
+        batches = _Batches(theirs, _total(theirs, self))
         if not any(isinstance(each, DataPosition) for each in self.callback_handler.callbacks):
             self.add_callback(DataPosition)
         # A batch of this one is a list of one batch of ours. The Trainer builds it again from its
         # parts, with as many left out as it has trained on. Its generator is never used.
         return DataLoader(
             _Handed(theirs),
-            batch_sampler=batches,  # type: ignore[arg-type]  # whatever makes lists
+            batch_sampler=batches,
             collate_fn=operator.itemgetter(0),
             generator=torch.Generator(),
         )
@@ -56,7 +66,8 @@ class StatefulTrainerMixin(_Base):
         """Evaluate, and leave the training's random state as it was."""
         state = rng_state_dict()
         try:
-            return super().evaluate(*args, **options)
+            found: dict[str, float] = super().evaluate(*args, **options)
+            return found
         finally:
             load_rng_state_dict(state)
 
@@ -65,13 +76,12 @@ class DataPosition(TrainerCallback, ExportableState):
     """Puts the position into checkpoints, and the loader where a checkpoint has it."""
 
     _batches: _Batches | None = None
-    _total = 0
 
     def state(self) -> dict[str, Any]:
         """What the Trainer saves."""
         if self._batches is None:
             return {"args": {}, "attributes": {}}
-        saved = {"data": self._batches.loader.state_dict(), "total_batch_size": self._total}
+        saved = {"data": self._batches.loader.state_dict(), "total": self._batches.total}
         return {"args": {}, "attributes": {"saved": saved}}
 
     def on_train_begin(
@@ -82,9 +92,7 @@ class DataPosition(TrainerCallback, ExportableState):
         Raises:
             ValueError: It has none, or the Trainer would go on somewhere else.
         """
-        batches = options["train_dataloader"].batch_sampler
-        self._batches = batches
-        self._total = batches.loader.batch_size * args.gradient_accumulation_steps * args.world_size
+        self._batches = options["train_dataloader"].batch_sampler
         if state.global_step == 0:
             return
         if args.ignore_data_skip:
@@ -92,7 +100,8 @@ class DataPosition(TrainerCallback, ExportableState):
                 "ignore_data_skip must be False, got True: the Trainer would count the epoch's "
                 "steps anew. Leave it out; no sample is loaded for skipping"
             )
-        saved = (state.stateful_callbacks or {}).get(type(self).__name__)
+        callbacks: Any = state.stateful_callbacks
+        saved = callbacks.get(type(self).__name__)
         if not saved or not saved["attributes"]:
             raise ValueError(
                 f"the checkpoint of step {state.global_step} has no data position, so the Trainer "
@@ -102,25 +111,22 @@ class DataPosition(TrainerCallback, ExportableState):
 
     def _go_to(self, saved: dict[str, Any], args: TrainingArguments, state: TrainerState) -> None:
         assert self._batches is not None
-        if saved["total_batch_size"] != self._total:
+        loader, total = self._batches.loader, self._batches.total
+        if saved["total"] != total:
             raise ValueError(
                 "per_device_train_batch_size * gradient_accumulation_steps * processes must be "
-                f"{saved['total_batch_size']}, as in the checkpoint, got "
-                f"{self._batches.loader.batch_size} * {args.gradient_accumulation_steps} * "
-                f"{args.world_size} = {self._total}: the Trainer counts steps of that size, and "
-                "would go on at another place. Choose the three so that the product is the same"
+                f"{saved['total']}, as in the checkpoint, got {total}: the Trainer counts steps of "
+                "that size, and would go on at another place. Choose the three so that the "
+                "product is the same"
             )
-        self._batches.loader.load_state_dict(saved["data"])
+        loader.load_state_dict(saved["data"])
         epoch, done = _trainers_place(self._batches, args, state)
-        at = self._batches.loader.epoch
-        if at != (epoch if done else epoch - 1):
+        if loader.epoch != (epoch if done else epoch - 1):
             raise ValueError(
                 f"the Trainer would go on in epoch {epoch} after {done} batches, but the data "
-                f"stands in epoch {at} at cursor {self._batches.loader.cursor}. It takes all "
+                f"stands in epoch {loader.epoch} at cursor {loader.cursor}. The Trainer takes all "
                 "epochs for equally long: end none early, and give a stream a __len__"
             )
-        if not done:
-            self._batches.loader.set_epoch(epoch)
         self._batches.done = done
 
 
@@ -136,11 +142,13 @@ def _trainers_place(
     return state.global_step // updates, state.global_step % updates * steps
 
 
-class _Batches:
+class _Batches(Sampler[list[Any]]):
     """Each of a loader's batches, as the one index of a batch, those done included."""
 
-    def __init__(self, loader: StatefulDataLoader[Any]) -> None:
+    def __init__(self, loader: StatefulDataLoader[Any], total: int) -> None:
         self.loader = loader
+        self.batch_sampler = loader  # where the Trainer looks for set_epoch, if nothing is skipped
+        self.total = total  # positions per step of the Trainer
         self.done = 0
 
     def __len__(self) -> int:
@@ -152,8 +160,11 @@ class _Batches:
         for batch in self.loader:
             yield [batch]
 
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.set_epoch(epoch)
 
-class _Handed:
+
+class _Handed(Dataset[Any]):
     """The dataset whose index is a batch that is ready."""
 
     def __init__(self, loader: StatefulDataLoader[Any]) -> None:
@@ -171,12 +182,11 @@ class _Handed:
         return batch
 
 
-def _rebuilt(theirs: Any, trainer: Trainer) -> StatefulDataLoader[Any]:
+def _rebuilt(theirs: Any, trainer: Any) -> StatefulDataLoader[Any]:
     """The Trainer's loader, made again as one of ours."""
     args = trainer.args
     stream = isinstance(theirs.dataset, IterableDataset)
-    # Processes that split a sample or a layer get the same batches.
-    shared = trainer.get_tp_size() * trainer.get_cp_size()
+    shared = _shared(trainer)
     _check(args, trainer)
     return StatefulDataLoader(
         trainer.train_dataset if stream else theirs.dataset,
@@ -198,6 +208,18 @@ def _rebuilt(theirs: Any, trainer: Trainer) -> StatefulDataLoader[Any]:
     )
 
 
+def _shared(trainer: Any) -> int:
+    """How many processes split a layer or a sample, and so get the same batches."""
+    return int(trainer.get_tp_size() * trainer.get_cp_size())
+
+
+def _total(loader: StatefulDataLoader[Any], trainer: Any) -> int:
+    """Positions per step of the Trainer; of a batch sampler without a size, batches."""
+    ranks = trainer.args.world_size // _shared(trainer)
+    size = int(getattr(loader.batch_sampler, "batch_size", 1))
+    return size * int(trainer.args.gradient_accumulation_steps) * int(ranks)
+
+
 def _order(theirs: Any) -> dict[str, Any]:
     batches = getattr(theirs.batch_sampler, "batch_sampler", theirs.batch_sampler)
     sampler = getattr(batches, "sampler", None)
@@ -207,13 +229,13 @@ def _order(theirs: Any) -> dict[str, Any]:
             ", which makes batches for each process; use 'random', 'sequential' or "
             "'group_by_length'"
         )
-    if isinstance(sampler, RandomSampler) and not sampler.replacement:
-        if len(sampler) == len(theirs.dataset):
-            return {"shuffle": True}
+    every = len(sampler) == len(theirs.dataset)
+    if isinstance(sampler, RandomSampler) and every and not sampler.replacement:
+        return {"shuffle": True}
     return {} if isinstance(sampler, SequentialSampler) else {"sampler": sampler}
 
 
-def _check(args: TrainingArguments, trainer: Trainer) -> None:
+def _check(args: Any, trainer: Any) -> None:
     if args.accelerator_config.split_batches:
         raise ValueError(
             "accelerator_config's split_batches must be False, got True: the batch size is that "
