@@ -188,10 +188,11 @@ def _rebuilt(theirs: Any, trainer: Any) -> StatefulDataLoader[Any]:
     stream = isinstance(theirs.dataset, IterableDataset)
     shared = _shared(trainer)
     _check(args, trainer)
+    order = {} if stream else _order(theirs)
     return StatefulDataLoader(
         trainer.train_dataset if stream else theirs.dataset,
         batch_size=theirs.batch_size if stream else theirs.batch_sampler.batch_size,
-        **({} if stream else _order(theirs)),
+        **order,
         num_workers=theirs.num_workers,
         collate_fn=theirs.collate_fn,
         pin_memory=theirs.pin_memory,
