@@ -4,6 +4,9 @@ import itertools
 import json
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,6 +145,14 @@ def test_a_killed_run_goes_on_to_the_bit(world_size, kill_at, saved, tmp_path):
         # Looking ahead costs one batch and no more.
         assert resumed[0][3] <= 2 * BATCH
         assert resumed[-1][3] == sum(len(line[1]) for line in resumed)
+
+
+def test_the_example_is_killed_and_resumed():
+    example = Path(__file__).parents[1] / "examples" / "with_accelerate.py"
+    done = subprocess.run([sys.executable, example], check=True, capture_output=True, text=True)
+    assert done.stdout == (
+        "killed after step 73, resumed after step 70\n101 losses after the resume: identical\n"
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
