@@ -219,6 +219,8 @@ def test_each_checkpoint_can_be_resumed_from(way, tmp_path):
     steps = options.get("gradient_accumulation_steps", 1)
     per_epoch = len(expected) // EPOCHS
     updates = -(-per_epoch // steps)
+    if way == "sequentially":
+        assert sum([line[1] for line in expected], []) == 2 * list(range(N - N % BATCH))
     # One way through them all, the others at some, an epoch's last among them.
     for step in range(1, EPOCHS * updates) if way == "plainly" else (1, updates, updates + 1):
         resumed, loaded = trained(tmp_path, step, save_strategy="no", **options)
@@ -354,6 +356,9 @@ def test_grouped_by_length(tmp_path):
     options |= {"remove_unused_columns": False}
     expected, _ = trained(tmp_path, dataset=Lengthy(), **options)
     assert [line[1] for line in expected[:6]] != [line[1] for line in expected[6:]]
+    for _, indices, _ in expected:
+        lengths = [index * 7 % 5 for index in indices]
+        assert lengths == sorted(lengths, reverse=True)
     for step in (2, 6, 9):
         assert trained(tmp_path, step, dataset=Lengthy(), **options)[0] == expected[step:]
 

@@ -147,7 +147,7 @@ class _Batches(Sampler[list[Any]]):
 
     def __init__(self, loader: StatefulDataLoader[Any], total: int) -> None:
         self.loader = loader
-        self.batch_sampler = loader  # where the Trainer looks for set_epoch, if nothing is skipped
+        self.batch_sampler = loader  # where the Trainer looks for set_epoch
         self.total = total  # positions per step of the Trainer
         self.done = 0
 
@@ -159,9 +159,6 @@ class _Batches(Sampler[list[Any]]):
         yield from itertools.repeat([_DONE], done)
         for batch in self.loader:
             yield [batch]
-
-    def set_epoch(self, epoch: int) -> None:
-        self.loader.set_epoch(epoch)
 
 
 class _Handed(Dataset[Any]):
