@@ -13,7 +13,7 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from accelerate.utils import ParallelismConfig
+from accelerate.utils import DataLoaderConfiguration, ParallelismConfig
 from children import die, run
 from samples import KeyedStream
 from torch import nn
@@ -328,6 +328,23 @@ def dealt_twice():
 
 def test_a_sampler_is_not_dealt_twice():
     run(dealt_twice, world_size=2)
+
+
+def streamed(dispatch, workers):
+    config = DataLoaderConfiguration(dispatch_batches=dispatch)
+    accelerator, *_ = make(dataloader_config=config)
+    plain = DataLoader(KeyedStream(N), BATCH, num_workers=workers)
+    loader = accelerator.prepare(plain)
+    # Who dispatches reads in the first process, and the others would wait for it.
+    if accelerator.is_main_process or not dispatch:
+        with pytest.raises(RuntimeError, match="would deal this stream to ranks again"):
+            next(iter(loader))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dispatch", [True, False])
+def test_a_stream_is_not_dealt_twice(dispatch, workers):
+    run(streamed, dispatch, workers, world_size=2)
 
 
 def test_what_cannot_be_prepared_is_refused(monkeypatch):

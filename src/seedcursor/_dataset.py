@@ -156,6 +156,8 @@ class StatefulIterableDataset(Keyed, IterableDataset[T_co]):
 
     def __iter__(self) -> Iterator[Any]:
         rank, world_size = world_of(self)
+        if world_size > 1:
+            _check_readers()
         # While a batch is built, whoever builds it has shared out the records.
         worker, num_workers = (0, 1) if _batch.own() else _world.current_worker()
         mine, everyone = rank + world_size * worker, world_size * num_workers
@@ -164,3 +166,15 @@ class StatefulIterableDataset(Keyed, IterableDataset[T_co]):
                 sample = self.sample(record, position)
                 if sample is not SKIP:
                     yield sample
+
+
+def _check_readers() -> None:
+    # Accelerate's, which take a stream for that of all ranks, and deal it by themselves.
+    dealers = {"DataLoaderDispatcher", "IterableDatasetShard"}
+    found = dealers & {type(reader).__name__ for reader in _world.readers()}
+    if found:
+        raise RuntimeError(
+            f"a {found.pop()} would deal this stream to ranks again, which deals itself. Don't "
+            "give its loader to accelerator.prepare(): use a StatefulDataLoader in "
+            "seedcursor.integrations.accelerate.PreparedDataLoader"
+        )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
-from types import FrameType
 from typing import TypeVar
 
 from torch.utils.data import Sampler
@@ -179,7 +177,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
     def _check_readers(self) -> None:
         world_size = self._plan.shape().world_size
-        for reader in _readers():
+        for reader in _world.readers():
             # As Accelerate's, which takes these for the batches of all ranks.
             replicas = getattr(reader, "num_processes", 1)
             if getattr(reader, "batch_sampler", None) is self and min(replicas, world_size) > 1:
@@ -206,7 +204,7 @@ class LoaderBatches(StatefulBatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the loader's position on."""
-        if any(isinstance(reader, _BaseDataLoaderIter) for reader in _readers()):
+        if any(isinstance(reader, _BaseDataLoaderIter) for reader in _world.readers()):
             raise RuntimeError(
                 "another loader draws from the batch_sampler of a StatefulDataLoader, which counts "
                 "and keys what it delivers by itself, so a resume would not be exact. With "
@@ -217,14 +215,6 @@ class LoaderBatches(StatefulBatchSampler):
             )
         for step in self._plan.steps(self._plan.progress.position):
             yield list(step.indices)
-
-
-def _readers() -> Iterator[object]:
-    """Whose methods are running: a loader that draws from a sampler does not tell it so."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame.f_locals.get("self")
-        frame = frame.f_back
 
 
 def _not_drawn() -> RuntimeError:
