@@ -39,7 +39,8 @@ LAYERS = [
     {"_audit._run", "_audit._target"},
     {"__init__", "__main__", "testing"},
     {"integrations", "integrations.generators"},
-    {"integrations.albumentations", "integrations.monai"},
+    {"integrations.albumentations", "integrations.monai"}
+    | {"integrations.accelerate", "integrations.transformers"},
 ]
 WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation"}
 PUBLIC = {

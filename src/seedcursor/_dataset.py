@@ -168,6 +168,8 @@ class _Samples(Iterator[Any]):
     def __init__(self, dataset: StatefulIterableDataset[Any]) -> None:
         self._dataset = dataset
         rank, world_size = world_of(dataset)
+        if world_size > 1:
+            _check_readers()
         # While a batch is built, whoever builds it has shared out the records.
         worker, num_workers = (0, 1) if _batch.own() else _world.current_worker()
         self._mine, self._everyone = rank + world_size * worker, world_size * num_workers
@@ -206,3 +208,15 @@ class _Samples(Iterator[Any]):
             )
         self._at = _checks.integer("cursor", state.get("cursor"), limit=_checks.LENGTH_LIMIT)
         self._records = None
+
+
+def _check_readers() -> None:
+    # Accelerate's, which take a stream for that of all ranks, and deal it by themselves.
+    dealers = {"DataLoaderDispatcher", "IterableDatasetShard"}
+    found = dealers & {type(reader).__name__ for reader in _world.readers()}
+    if found:
+        raise RuntimeError(
+            f"a {found.pop()} would deal this stream to ranks again, which deals itself. Don't "
+            "give its loader to accelerator.prepare(): use a StatefulDataLoader in "
+            "seedcursor.integrations.accelerate.PreparedDataLoader"
+        )

@@ -214,6 +214,16 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             )
         return batch[0]
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        # Accelerate asks for this before it builds another loader from this one's parts.
+        raise TypeError(
+            "accelerator.prepare() would build another loader from the parts of this "
+            "StatefulDataLoader, without its position. Leave the loader out of prepare(), and "
+            "write loader = PreparedDataLoader(accelerator, loader) of "
+            "seedcursor.integrations.accelerate"
+        )
+
     def _fetcher(self) -> Fetcher:
         plan, batched = self._plan, self._auto_collation
         if isinstance(self.dataset, StatefulIterableDataset):

@@ -149,7 +149,19 @@ class Progress:
         if self._reclaim():
             self._next_epoch = epoch
         elif not (self._loaded and epoch == self.position.epoch):
+            self._warn_of_loss(epoch)
             self._settle(Position(epoch, 0), loaded=False)
+
+    def _warn_of_loss(self, epoch: int) -> None:
+        # From an epoch's last batch one goes to the next epoch.
+        if self._loaded and epoch != self.position.epoch + 1:
+            warnings.warn(
+                f"set_epoch({epoch}) gives up the loaded position at epoch {self.position.epoch}, "
+                f"cursor {self.position.cursor}. A trainer that counts epochs from 0 after a "
+                "resume does this: tell it the epoch, by its own set_epoch() or its checkpoint",
+                UserWarning,
+                stacklevel=4,
+            )
 
     def load(self, position: Position) -> None:
         """Go to a saved position; a pass that runs is over."""

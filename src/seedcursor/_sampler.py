@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sized
 from typing import TypeVar
 
 from torch.utils.data import Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from seedcursor import _checks, _keyed, _rng, _world
 from seedcursor._order import KeyedOrder, Step
@@ -136,6 +137,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
     def _begin(self, run: Run) -> Iterator[Step]:
         self._tracked = None
+        self._check_readers()
         start = run.begin()
         _keyed.hand_epoch(self._dataset, start.epoch)
         if start.epoch != self._forked_epoch and multiprocessing.active_children():
@@ -166,6 +168,8 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
             RuntimeError: The loader delivers what it did not draw from this sampler; or a state was
                 loaded since the pass began.
         """
+        if getattr(loader, "batch_sampler", self) is not self:
+            raise _not_drawn()
         if getattr(loader, "persistent_workers", False):
             self._warn_of_deaf_workers("build the loader with persistent_workers=False")
         run = self._plan.progress.plan()
@@ -186,6 +190,19 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         if not run.begun:
             raise _not_drawn()
         run.finish(empty=empty)
+
+    def _check_readers(self) -> None:
+        world_size = self._plan.shape().world_size
+        for reader in _world.readers():
+            # As Accelerate's, which takes these for the batches of all ranks.
+            replicas = getattr(reader, "num_processes", 1)
+            if getattr(reader, "batch_sampler", None) is self and min(replicas, world_size) > 1:
+                raise ValueError(
+                    f"a {type(reader).__name__} with num_processes={replicas} would deal these "
+                    f"batches again, which are one rank's of world_size={world_size}. Don't give "
+                    "the loader to accelerator.prepare(): use a StatefulDataLoader in "
+                    "seedcursor.integrations.accelerate.PreparedDataLoader"
+                )
 
     def _iterator(self, loader: Iterable[T]) -> Iterator[T]:
         # Here a DataLoader draws its workers' seeds from the main process's global RNG, which must
@@ -263,6 +280,15 @@ class LoaderBatches(StatefulBatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the loader's position on."""
+        if any(isinstance(reader, _BaseDataLoaderIter) for reader in _world.readers()):
+            raise RuntimeError(
+                "another loader draws from the batch_sampler of a StatefulDataLoader, which counts "
+                "and keys what it delivers by itself, so a resume would not be exact. With "
+                "Accelerate write PreparedDataLoader(accelerator, loader) of "
+                "seedcursor.integrations.accelerate; with the Trainer derive from "
+                "StatefulTrainerMixin of seedcursor.integrations.transformers; for a plain "
+                "DataLoader make a StatefulBatchSampler"
+            )
         for step in self._plan.steps(self._plan.progress.position):
             yield list(step.indices)
 
@@ -270,5 +296,6 @@ class LoaderBatches(StatefulBatchSampler):
 def _not_drawn() -> RuntimeError:
     return RuntimeError(
         "loader must deliver a batch for each that it draws from this sampler: build it with "
-        "DataLoader(dataset, batch_sampler=sampler)"
+        "DataLoader(dataset, batch_sampler=sampler), and don't have its batches dealt again, as "
+        "accelerator.prepare(loader) does on several processes"
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from types import FrameType
 
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
@@ -50,3 +53,11 @@ def current_worker() -> tuple[int, int]:
     """``(id, num_workers)`` of this worker process; ``(0, 1)`` in the main process."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def readers() -> Iterator[object]:
+    """Whose methods are running: a loader that reads a sampler or a stream doesn't tell it so."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_locals.get("self")
+        frame = frame.f_back
