@@ -59,13 +59,13 @@ class KeyedOrder:
     """The dataset's own order, or a permutation of it keyed by ``(seed, epoch)``."""
 
     def __init__(self, sized: Sized | int, seed: int, shuffle: bool) -> None:
-        self._sized = sized
+        self.sized = sized
         self.seed = seed
         self.shuffle = shuffle
 
     @property
     def length(self) -> int:
-        return self._sized if isinstance(self._sized, int) else len(self._sized)
+        return self.sized if isinstance(self.sized, int) else len(self.sized)
 
     @property
     def limit(self) -> int:
@@ -104,23 +104,23 @@ class SamplerOrder:
     """The order of a user's sampler, its randomness keyed by ``(seed, epoch)``."""
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._seed = seed
 
     @property
     def length(self) -> int | None:
-        return _length(self._sampler)
+        return _length(self.sampler)
 
     @property
     def limit(self) -> int | None:
         return self.length
 
     def count(self, shape: Shape) -> int:
-        return shape.steps(len(self._sampler))  # type: ignore[arg-type]
+        return shape.steps(len(self.sampler))  # type: ignore[arg-type]
 
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
-        check_unsharded(self._sampler, shape)
-        drawn = KeyedIterator(self._sampler, self._seed, start.epoch)
+        check_unsharded(self.sampler, shape)
+        drawn = KeyedIterator(self.sampler, self._seed, start.epoch)
         drawn.skip(start.cursor)
         first = start.cursor
         while chunk := drawn.take(shape.span):
@@ -296,5 +296,7 @@ def check_unsharded(sampler: object, shape: Shape) -> None:
             raise ValueError(
                 f"sampler must give the order of all ranks, got a {type(part).__name__} with "
                 f"num_replicas={replicas} at world_size={shape.world_size}, which would deal the "
-                "samples to ranks twice; leave it out and use shuffle=True or False"
+                "samples to ranks twice; leave it out and use shuffle=True or False. If a trainer "
+                "has put it there, turn that off: Trainer(use_distributed_sampler=False) in "
+                "Lightning"
             )

@@ -120,6 +120,7 @@ class Progress:
         self._loaded = False  # the position came from load() and no pass has begun there yet
         self._unfinished = False  # the newest pass that began has not come to its end
         self._next_epoch: int | None = None  # set_epoch() while a pass runs
+        self.told = False  # a trainer has set the epoch of the next pass that begins
         self._loads = 0
         self._made = 0
         self._planned: list[weakref.ref[Run]] = []
@@ -145,7 +146,33 @@ class Progress:
         if self._reclaim():
             self._next_epoch = epoch
         elif not (self._loaded and epoch == self.position.epoch):
+            if self._loaded and epoch < self.position.epoch:
+                self._warn_of_going_back(epoch)
             self._settle(Position(epoch, 0), loaded=False)
+
+    def _warn_of_going_back(self, epoch: int) -> None:
+        warnings.warn(
+            f"set_epoch({epoch}) gives up the loaded position epoch={self.position.epoch}, "
+            f"cursor={self.position.cursor}: was the trainer's own state not loaded with it? One "
+            "that begins a shorter loader anew within an epoch can't resume there",
+            UserWarning,
+            stacklevel=4,
+        )
+
+    def check_told(self) -> None:
+        """Refuse a trainer that has asked for batches before it said which epoch they are of.
+
+        Raises:
+            RuntimeError: A pass runs that began without being told.
+        """
+        leader = None if self._leader is None else self._leader()
+        if self._reclaim() and leader is not None and not leader.told:
+            raise RuntimeError(
+                "a batch was asked for before its epoch was set: the trainer looks one batch "
+                "ahead, because this stream has no length, so the position that it saves would be "
+                "one batch too far. Give the dataset a __len__, or the trainer a number of "
+                "batches, in Lightning Trainer(limit_train_batches=1000)"
+            )
 
     def load(self, position: Position) -> None:
         """Go to a saved position; a pass that runs is over."""
@@ -160,6 +187,7 @@ class Progress:
         if not newest:
             return None
         resumed, self._loaded = self._loaded, False
+        run.told, self.told = self.told, False
         self._unfinished = True
         return self.position, resumed
 
@@ -226,6 +254,7 @@ class Run:
         begun: Whether its first batch was asked for.
         finished: Whether it came to its end.
         resumed: Whether it began at a loaded position.
+        told: Whether a trainer set its epoch before it began.
         position: Where it began.
         cursor: How far it came.
     """
@@ -235,6 +264,7 @@ class Run:
         self.begun = False
         self.finished = False
         self.resumed = False
+        self.told = False
         self.position = progress.position
         self.cursor = self.position.cursor
         self._progress = progress

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
 
 from seedcursor import _checks, _keyed, _rng, _world
-from seedcursor._order import KeyedOrder
+from seedcursor._order import KeyedOrder, Order, StreamOrder
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, Progress, Run
 from seedcursor._sharding import Shape
@@ -19,23 +20,40 @@ T = TypeVar("T")
 _ALONE = Shape(batch_size=1, drop_last=False, pad=True, rank=0, world_size=1)
 
 
-class OrderSampler(Sampler[int]):
-    """The indices of the epoch, where trainers look for a sampler with ``set_epoch``."""
+class OrderSampler(DistributedSampler[Any]):
+    """The indices of the epoch, all ranks', where trainers look for a sampler with ``set_epoch``.
 
-    def __init__(self, order: KeyedOrder, progress: Progress) -> None:
+    It is a ``DistributedSampler`` to say that nobody else need deal the samples to ranks: trainers
+    would put a sampler of theirs in its place.
+    """
+
+    num_replicas = 1
+    rank = 0
+
+    # DistributedSampler's own would ask for a process group.
+    def __init__(self, order: Order, progress: Progress) -> None:
         self.order = order
         self._progress = progress
 
     def __len__(self) -> int:
+        if self.order.length is None:
+            raise TypeError("what this sampler stands for has no length")
         return self.order.length
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         for step in self.order.steps(Position(self._progress.position.epoch), _ALONE):
             yield from step.indices
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the loader or batch sampler that this one belongs to."""
+        """Set the epoch of the loader or batch sampler that this one belongs to.
+
+        Raises:
+            RuntimeError: Batches of a stream without a length were asked for before.
+        """
+        if self.order.length is None and isinstance(self.order, StreamOrder):
+            self._progress.check_told()
         self._progress.set_epoch(epoch)
+        self._progress.told = True
 
 
 class StatefulBatchSampler(Positioned, Sampler[list[int]]):
@@ -83,6 +101,8 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         world_size: int | None = None,
         pad: bool = True,
     ) -> None:
+        if isinstance(dataset_or_length, Sampler):  # a trainer rebuilds this one around another
+            dataset_or_length, shuffle, seed = _stood_for(dataset_or_length, seed)
         sized: Sized | int
         if isinstance(dataset_or_length, Sized) and hasattr(dataset_or_length, "__getitem__"):
             sized = dataset_or_length
@@ -119,6 +139,16 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the position on; without `track`, only their end moves it."""
+        if self._tracked is None and self._plan.progress.told:
+            self._plan.progress.told = False
+            warnings.warn(
+                "the batches of this pass are not counted, so a training run that a trainer saves "
+                "can't resume within an epoch. Pass it StatefulDataLoader(dataset, "
+                "batch_sampler=sampler) in place of DataLoader(dataset, batch_sampler=sampler); "
+                "for validation there is no need",
+                UserWarning,
+                stacklevel=2,
+            )
         # A DataLoader with workers asks twice before it draws.
         tracked = self._tracked or (self._plan.progress.plan(), None)
         # Some datasets must know before workers are forked, which is before the first batch.
@@ -183,12 +213,36 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
 
 class LoaderBatches(StatefulBatchSampler):
-    """A loader's ``batch_sampler``: who looks at it moves nothing."""
+    """A loader's ``batch_sampler``: who looks at it moves nothing.
+
+    Trainers rebuild it, for prediction say, as ``LoaderBatches(sampler, batch_size=, drop_last=)``.
+    Then nothing is repeated.
+    """
+
+    def __init__(
+        self, source: Sized | int, batch_size: int, *, pad: bool = False, **options: Any
+    ) -> None:
+        super().__init__(source, batch_size, pad=pad, **options)
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the loader's position on."""
         for step in self._plan.steps(self._plan.progress.position):
             yield list(step.indices)
+
+
+def _stood_for(sampler: Sampler[Any], seed: int | None) -> tuple[Sized, bool, int | None]:
+    """The dataset, the shuffling and the seed that another's sampler stands for."""
+    if isinstance(sampler, OrderSampler) and isinstance(sampler.order, KeyedOrder):
+        order = sampler.order
+        return order.sized, order.shuffle, order.seed if seed is None else seed
+    if isinstance(sampler, SequentialSampler):
+        return sampler.data_source, False, seed
+    raise TypeError(
+        f"dataset_or_length must be a dataset or its length, got a {type(sampler).__name__}. If a "
+        "trainer has put it there, to deal the samples to ranks, there is no need, for these "
+        "batches are one rank's already: turn that off, by Trainer(use_distributed_sampler=False) "
+        "in Lightning, or use a StatefulDataLoader"
+    )
 
 
 def _not_drawn() -> RuntimeError:
