@@ -253,7 +253,8 @@ class KeyedIterator:
                 _batch.enter(_batch.Batch(self._seed, self._epoch, 0))
                 self._resume()
                 if self._iterator is None:
-                    self._iterator = iter(self._sampler)
+                    # Not iter(): some are their own iterators, and start anew when asked again.
+                    self._iterator = (item for item in self._sampler)
                 yield self._iterator
                 self._states = [generator.get_state() for generator in self._generators]
                 self._globals = _rng.take_globals()
