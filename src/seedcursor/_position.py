@@ -146,33 +146,41 @@ class Progress:
         if self._reclaim():
             self._next_epoch = epoch
         elif not (self._loaded and epoch == self.position.epoch):
-            if self._loaded and epoch < self.position.epoch:
-                self._warn_of_going_back(epoch)
             self._settle(Position(epoch, 0), loaded=False)
 
-    def _warn_of_going_back(self, epoch: int) -> None:
-        warnings.warn(
-            f"set_epoch({epoch}) gives up the loaded position epoch={self.position.epoch}, "
-            f"cursor={self.position.cursor}: was the trainer's own state not loaded with it? One "
-            "that begins a shorter loader anew within an epoch can't resume there",
-            UserWarning,
-            stacklevel=4,
-        )
+    def tell(self, epoch: int, *, looks_ahead: bool) -> None:
+        """`set_epoch` by a trainer, before each of its epochs.
 
-    def check_told(self) -> None:
-        """Refuse a trainer that has asked for batches before it said which epoch they are of.
+        Args:
+            epoch: In ``[0, 2**32)``.
+            looks_ahead: Whether trainers ask for a batch of this order before they set the epoch.
 
         Raises:
-            RuntimeError: A pass runs that began without being told.
+            RuntimeError: One did.
         """
+        epoch = _checks.epoch(epoch)
         leader = None if self._leader is None else self._leader()
-        if self._reclaim() and leader is not None and not leader.told:
+        running = self._reclaim()
+        if looks_ahead and running and leader is not None and not leader.told:
             raise RuntimeError(
                 "a batch was asked for before its epoch was set: the trainer looks one batch "
                 "ahead, because this stream has no length, so the position that it saves would be "
                 "one batch too far. Give the dataset a __len__, or the trainer a number of "
                 "batches, in Lightning Trainer(limit_train_batches=1000)"
             )
+        at, loaded = self.position, self._loaded and not running
+        if loaded and (epoch < at.epoch or (epoch > at.epoch and at.cursor == 0)):
+            warnings.warn(
+                f"the trainer goes to epoch {epoch}, and gives up what is left at the loaded "
+                f"position epoch={at.epoch}, cursor={at.cursor}. It does so if its checkpoint is "
+                "of a moment that it can't resume from, or if it begins a shorter loader anew "
+                "within an epoch; save when a batch, or validation, has ended",
+                UserWarning,
+                stacklevel=3,
+            )
+        self.set_epoch(epoch)
+        self._loaded = self._loaded or loaded  # its pass has still to begin
+        self.told = True
 
     def load(self, position: Position) -> None:
         """Go to a saved position; a pass that runs is over."""

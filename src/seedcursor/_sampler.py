@@ -50,10 +50,8 @@ class OrderSampler(DistributedSampler[Any]):
         Raises:
             RuntimeError: Batches of a stream without a length were asked for before.
         """
-        if self.order.length is None and isinstance(self.order, StreamOrder):
-            self._progress.check_told()
-        self._progress.set_epoch(epoch)
-        self._progress.told = True
+        endless = isinstance(self.order, StreamOrder) and self.order.length is None
+        self._progress.tell(epoch, looks_ahead=endless)
 
 
 class StatefulBatchSampler(Positioned, Sampler[list[int]]):
@@ -230,7 +228,7 @@ class LoaderBatches(StatefulBatchSampler):
             yield list(step.indices)
 
 
-def _stood_for(sampler: Sampler[Any], seed: int | None) -> tuple[Sized, bool, int | None]:
+def _stood_for(sampler: Sampler[Any], seed: int | None) -> tuple[Sized | int, bool, int | None]:
     """The dataset, the shuffling and the seed that another's sampler stands for."""
     if isinstance(sampler, OrderSampler) and isinstance(sampler.order, KeyedOrder):
         order = sampler.order
