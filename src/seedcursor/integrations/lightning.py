@@ -52,6 +52,7 @@ class ExactResume(Callback):
         loaders = _loaders(trainer)
         if loaders and trainer.fit_loop.restarting:
             _count_epoch_once(trainer)
+            _count_from_zero(trainer, loaders[0])
             if self._saved_spans not in (None, _spans(trainer, loaders)):
                 _count_steps_anew(trainer, loaders)
         self._saved_spans = None
@@ -115,6 +116,15 @@ def _count_epoch_once(trainer: Trainer) -> None:
     if loop.restarted_on_epoch_end and current.processed > current.completed:
         current.processed -= 1
         total.processed -= 1
+
+
+def _count_from_zero(trainer: Trainer, loader: StatefulDataLoader[Any]) -> None:
+    """A checkpoint of an epoch's very start has the last epoch's steps still counted."""
+    progress, epoch = trainer.fit_loop.epoch_loop.batch_progress, trainer.fit_loop.epoch_progress
+    at_start = loader.cursor == 0 or loader.epoch < epoch.current.processed
+    if at_start and progress.current.ready == progress.current.completed:
+        progress.reset_on_run()
+        progress.is_last_batch = False
 
 
 def _count_steps_anew(trainer: Trainer, loaders: list[StatefulDataLoader[Any]]) -> None:
