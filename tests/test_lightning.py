@@ -1,5 +1,7 @@
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import lightning.pytorch as lightning
@@ -525,3 +527,14 @@ def test_two_ranks_share_every_kind_of_loader(tmp_path):
     for delivered in (single, batches, stream):
         assert len({i for i, _ in delivered}) == len(delivered) - len(delivered) % 2
     assert sorted(predicted) == sorted(validated) == list(range(N))
+
+
+def test_the_example_is_killed_and_goes_on():
+    example = Path(__file__).parent.parent / "examples/with_lightning.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "ended at 58",
+        "killed at 40",
+        "ended at 58",
+        "every loss is the same, to the bit",
+    ]
