@@ -43,12 +43,12 @@ class Classifier(LightningModule):  # noqa: D101
         self.net, self.losses, self.killed_at = torch.nn.Sequential(*parts), log, killed_at
         self.rng: dict[str, Any] | None = None
 
-    def training_step(self, batch: Any, step: int) -> Any:  # noqa: D102
+    def training_step(self, batch: Any, step: int) -> torch.Tensor:  # noqa: D102
         if self.global_step == self.killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
         loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         with self.losses.open("a") as file:
-            print(self.current_epoch, step, loss.item().hex(), file=file)
+            print(self.current_epoch, step, float(loss.detach()).hex(), file=file)
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:  # noqa: D102
