@@ -56,9 +56,10 @@ class Points(StatefulDataset):
 
 
 class Stream(StatefulIterableDataset):
-    def __init__(self, n=N):
+    def __init__(self, n=N, torn=True):
         super().__init__(seed=3)
         self.n = n
+        self.torn = torn
         self.reads = 0
 
     def records(self, start):
@@ -66,7 +67,7 @@ class Stream(StatefulIterableDataset):
 
     def sample(self, record, index):
         self.reads += 1
-        return point(self, index, torn=True)
+        return point(self, index, self.torn)
 
 
 class Sized(Stream):
@@ -279,24 +280,26 @@ def samples(steps, epoch):
     return [sample for step in steps for sample in step[2] if sample[1] == epoch]
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "persistent": True}])
-def test_any_number_of_workers_resumes_the_same(options, tmp_path):
-    persistent = options.pop("persistent", False)
-    whole = fit(loader, callbacks=[saving("on_train_batch_end", tmp_path)])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", [Points, Sized])
+def test_any_number_of_workers_resumes_the_same(kind, persistent, tmp_path):
+    whole = fit(lambda: loader(kind()), callbacks=[saving("on_train_batch_end", tmp_path)])
     for steps in (2, 4):
-        made = loader(persistent_workers=persistent, **options)
+        made = loader(kind(), num_workers=2, persistent_workers=persistent)
         resumed = fit(lambda made=made: made, saved_at(tmp_path)[steps])
         assert resumed.seen == whole.seen[steps:]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 6, 40])
-def test_another_batch_size_delivers_what_is_left(batch_size, tmp_path):
-    whole = fit(
-        lambda: loader(Points(torn=False)), callbacks=[saving("on_train_batch_end", tmp_path)]
-    )
+@pytest.mark.parametrize("kind", [Points, Sized])
+def test_another_batch_size_delivers_what_is_left(kind, batch_size, tmp_path):
+    def make(size):
+        return lambda: loader(kind(torn=False), size)
+
+    whole = fit(make(4), callbacks=[saving("on_train_batch_end", tmp_path)])
     full = -(-N // batch_size)
     for steps, path in saved_at(tmp_path).items():
-        resumed = fit(lambda: loader(Points(torn=False), batch_size), path, validate=True)
+        resumed = fit(make(batch_size), path, validate=True)
         for epoch in (0, 1):
             assert samples(resumed.seen, epoch) == samples(whole.seen[steps:], epoch)
         ends = [step[1] for step in resumed.seen]
@@ -309,9 +312,18 @@ def test_another_batch_size_is_refused_where_steps_cannot_be_counted(tmp_path):
     def two(batch_size):
         return lambda: {"a": loader(batch_size=batch_size), "b": loader(batch_size=batch_size)}
 
-    trainer(callbacks=[saving("on_train_batch_start", tmp_path)]).fit(Pairs(), two(4)())
+    trainer(callbacks=[saving("on_train_batch_end", tmp_path)]).fit(Pairs(), two(4)())
     with pytest.raises(ValueError, match="can't be counted with several loaders"):
-        trainer(max_epochs=3).fit(Pairs(), two(2)(), ckpt_path=str(tmp_path / "0.ckpt"))
+        trainer(max_epochs=3).fit(Pairs(), two(2)(), ckpt_path=saved_at(tmp_path)[1])
+
+
+def test_another_number_of_ranks_is_refused_for_own_batches(tmp_path):
+    fit(own_batches, callbacks=[saving("on_train_batch_end", tmp_path)])
+    checkpoint = torch.load(saved_at(tmp_path)[2], weights_only=True)
+    checkpoint["seedcursor"] = [2]  # as two ranks save it
+    torch.save(checkpoint, tmp_path / "two.pt")
+    with pytest.raises(ValueError, match="a batch_sampler of your own"):
+        fit(own_batches, str(tmp_path / "two.pt"))
 
 
 # Refused, or warned of.
@@ -452,12 +464,13 @@ def indices_in(step):
     return [sample[0] for ranks in step for sample in ranks[2]]
 
 
-def test_two_killed_ranks_go_on_and_one_goes_on_for_two(tmp_path):
+@pytest.mark.parametrize("kind", [Points, Sized])
+def test_two_killed_ranks_go_on_and_one_goes_on_for_two(kind, tmp_path):
     whole, cut, last = (str(tmp_path / name) for name in ("whole", "cut", "last.ckpt"))
     alone, again = str(tmp_path / "alone"), str(tmp_path / "again.ckpt")
 
     def make():
-        return loader(Points(24, torn=False), 3)
+        return loader(kind(24, torn=False), 3)
 
     run(train, lightning, make, whole, last, None, None, DDP, world_size=2)
     run(train, lightning, make, cut, last, 3, None, DDP, world_size=2, killed=True)
