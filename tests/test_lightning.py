@@ -1,4 +1,6 @@
+import gc
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -324,6 +326,16 @@ def test_another_number_of_ranks_is_refused_for_own_batches(tmp_path):
     torch.save(checkpoint, tmp_path / "two.pt")
     with pytest.raises(ValueError, match="a batch_sampler of your own"):
         fit(own_batches, str(tmp_path / "two.pt"))
+
+
+@pytest.mark.parametrize("limit", [1.0, 2])
+def test_persistent_workers_end_with_the_fit(limit):
+    gc.collect()  # other tests' workers
+    others = set(multiprocessing.active_children())
+    made = loader(num_workers=2, persistent_workers=True)
+    fit(lambda: made, limit_train_batches=limit)
+    assert set(multiprocessing.active_children()) <= others
+    assert len(list(made)) == 4
 
 
 # Refused, or warned of.

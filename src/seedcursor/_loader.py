@@ -158,6 +158,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
                 pad=bool(pad),
                 world=_dealt(batch_sampler) or _world.check_world(rank, world_size),
             )
+        self._idle: list[Engine] = []  # persistent workers between two passes
         super().__init__(
             dataset,  # type: ignore[arg-type]  # PyTorch's fetches from anything indexed too
             batch_size=batch_size,
@@ -181,7 +182,6 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
         self._show_trainers(batches)
         self._options = options
-        self._idle: list[Engine] = []  # persistent workers between two passes
 
     def _show_trainers(self, batches: LoaderBatches | None) -> None:
         """Put an `OrderSampler` where trainers look for a sampler, beside any of the user's own.
@@ -263,6 +263,15 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             pin_memory_device=self.pin_memory_device,
             **self._options,
         )
+
+    @property
+    def _iterator(self) -> Any:
+        """Where trainers look for persistent workers, to shut them down when they are done."""
+        return self._idle[0]._iterator if self._idle else None
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self._idle.clear()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_idle": []}
