@@ -265,9 +265,8 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         )
 
     @property
-    def _iterator(self) -> Any:
-        """Where trainers look for persistent workers, to shut them down when they are done."""
-        return self._idle[0]._iterator if self._idle else None
+    def _iterator(self) -> None:
+        """Where trainers put None to end persistent workers when they are done."""
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
