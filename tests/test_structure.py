@@ -39,7 +39,7 @@ LAYERS = [
     {"_audit._run", "_audit._target"},
     {"__init__", "__main__", "testing"},
     {"integrations", "integrations.generators"},
-    {"integrations.albumentations", "integrations.monai"}
+    {"integrations.albumentations", "integrations.lightning", "integrations.monai"}
     | {"integrations.accelerate", "integrations.transformers"},
 ]
 WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation"}
@@ -134,7 +134,13 @@ def test_a_breach_would_be_seen(line):
 def test_an_adapter_uses_public_names_and_its_own_framework(name):
     names = imported(sources()[name]) - set(sys.stdlib_module_names)
     framework = name.removeprefix("integrations.")
-    assert names <= PUBLIC | {"integrations.generators", "numpy", "torch", framework}
+    assert names <= PUBLIC | {
+        "integrations.generators",
+        "numpy",
+        "torch",
+        framework,
+        f"pytorch_{framework}",
+    }
 
 
 def test_nothing_imports_the_adapters():

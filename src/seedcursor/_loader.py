@@ -8,12 +8,12 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 
 from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
-from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrder
+from seedcursor._order import BatchSamplerOrder, KeyedOrder, Order, SamplerOrder, StreamOrder
 from seedcursor._pass import Engine, Pass, build_alone
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, checked_position
@@ -115,9 +115,16 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             )
         if batch_size is not None:
             batch_size = _checks.integer("batch_size", batch_size, low=1, limit=2**31)
-        if isinstance(sampler, OrderSampler):  # another loader's: take over what it stands for
+        if isinstance(batch_sampler, LoaderBatches):  # another loader's, or rebuilt by a trainer
+            batch_size, drop_last = batch_sampler.batch_size, batch_sampler.drop_last
+            sampler, batch_sampler = batch_sampler.sampler, None
+        # Another loader's sampler: take over what it stands for.
+        if isinstance(sampler, OrderSampler):
             taken = sampler.order
-            sampler, shuffle, seed = None, taken.shuffle, taken.seed if seed is None else seed
+            if isinstance(taken, KeyedOrder):
+                sampler, shuffle, seed = None, taken.shuffle, taken.seed if seed is None else seed
+            elif isinstance(taken, SamplerOrder):
+                sampler = taken.sampler
         batches: LoaderBatches | None = None
         if isinstance(batch_sampler, StatefulBatchSampler):
             if not (seed is rank is world_size is None and pad):
@@ -149,8 +156,9 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
                 batch_size=1 if batch_size is None else batch_size,
                 drop_last=bool(drop_last),
                 pad=bool(pad),
-                world=_world.check_world(rank, world_size),
+                world=_dealt(batch_sampler) or _world.check_world(rank, world_size),
             )
+        self._idle: list[Engine] = []  # persistent workers between two passes
         super().__init__(
             dataset,  # type: ignore[arg-type]  # PyTorch's fetches from anything indexed too
             batch_size=batch_size,
@@ -170,11 +178,30 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             **options,
         )
-        if batches is not None and batch_size is not None:
-            # DataLoader has made a BatchSampler, which knows nothing of ranks, and locks the name.
-            self.__dict__["batch_sampler"] = batches
+        # Where trainers that build a loader anew look for its arguments.
+        self.seed, self.rank, self.world_size, self.pad = seed, rank, world_size, pad
+        self._show_trainers(batches)
         self._options = options
-        self._idle: list[Engine] = []  # persistent workers between two passes
+
+    def _show_trainers(self, batches: LoaderBatches | None) -> None:
+        """Put an `OrderSampler` where trainers look for a sampler, beside any of the user's own.
+
+        ``DataLoader`` locks the names, and what it has put there knows nothing of ranks.
+        """
+        order, shown = self._plan.order, self.__dict__
+        follower = OrderSampler(order, self._plan.progress)
+        if batches is not None:
+            if self.batch_size is not None:
+                shown["batch_sampler"] = batches
+        elif isinstance(self.batch_sampler, StatefulBatchSampler):
+            shown["sampler"] = self.batch_sampler.sampler
+        elif isinstance(order, BatchSamplerOrder):
+            in_order = KeyedOrder(self.dataset, self._plan.seed, shuffle=False)  # type: ignore[arg-type]
+            shown["sampler"] = OrderSampler(in_order, self._plan.progress)
+        elif isinstance(order, StreamOrder) or self.batch_size is None:
+            shown["sampler"] = follower
+        else:
+            shown["batch_sampler"] = BatchSampler(follower, self.batch_size, self.drop_last)
 
     def __len__(self) -> int:
         """Steps in a full epoch.
@@ -247,6 +274,14 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
             **self._options,
         )
 
+    @property
+    def _iterator(self) -> None:
+        """Where trainers put None to end persistent workers when they are done."""
+
+    @_iterator.setter
+    def _iterator(self, iterator: Any) -> None:
+        self._idle.clear()
+
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_idle": []}
 
@@ -270,6 +305,14 @@ def _check_dataset(dataset: object, needs_length: bool) -> None:
         raise TypeError(
             f"dataset must have __len__, got {name} without; give it one, or pass sampler="
         )
+
+
+def _dealt(batch_sampler: Any) -> tuple[int, int] | None:
+    """The world in which batches that are one rank's already are all there are.
+
+    Lightning wraps ours in an object of its own, with our attributes, to predict.
+    """
+    return (0, 1) if isinstance(getattr(batch_sampler, "_plan", None), Plan) else None
 
 
 def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) -> Order:

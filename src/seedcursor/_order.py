@@ -59,13 +59,13 @@ class KeyedOrder:
     """The dataset's own order, or a permutation of it keyed by ``(seed, epoch)``."""
 
     def __init__(self, sized: Sized | int, seed: int, shuffle: bool) -> None:
-        self._sized = sized
+        self.sized = sized
         self.seed = seed
         self.shuffle = shuffle
 
     @property
     def length(self) -> int:
-        return self._sized if isinstance(self._sized, int) else len(self._sized)
+        return self.sized if isinstance(self.sized, int) else len(self.sized)
 
     @property
     def limit(self) -> int:
@@ -104,23 +104,23 @@ class SamplerOrder:
     """The order of a user's sampler, its randomness keyed by ``(seed, epoch)``."""
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
-        self._sampler = sampler
+        self.sampler = sampler
         self._seed = seed
 
     @property
     def length(self) -> int | None:
-        return _length(self._sampler)
+        return _length(self.sampler)
 
     @property
     def limit(self) -> int | None:
         return self.length
 
     def count(self, shape: Shape) -> int:
-        return shape.steps(len(self._sampler))  # type: ignore[arg-type]
+        return shape.steps(len(self.sampler))  # type: ignore[arg-type]
 
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
-        check_unsharded(self._sampler, shape)
-        drawn = KeyedIterator(self._sampler, self._seed, start.epoch)
+        check_unsharded(self.sampler, shape)
+        drawn = KeyedIterator(self.sampler, self._seed, start.epoch)
         drawn.skip(start.cursor)
         first = start.cursor
         while chunk := drawn.take(shape.span):
@@ -253,7 +253,8 @@ class KeyedIterator:
                 _batch.enter(_batch.Batch(self._seed, self._epoch, 0))
                 self._resume()
                 if self._iterator is None:
-                    self._iterator = iter(self._sampler)
+                    # Not iter(): some are their own iterators, and start anew when asked again.
+                    self._iterator = (item for item in self._sampler)
                 yield self._iterator
                 self._states = [generator.get_state() for generator in self._generators]
                 self._globals = _rng.take_globals()
@@ -296,5 +297,7 @@ def check_unsharded(sampler: object, shape: Shape) -> None:
             raise ValueError(
                 f"sampler must give the order of all ranks, got a {type(part).__name__} with "
                 f"num_replicas={replicas} at world_size={shape.world_size}, which would deal the "
-                "samples to ranks twice; leave it out and use shuffle=True or False"
+                "samples to ranks twice; leave it out and use shuffle=True or False. If a trainer "
+                "has put it there, turn that off: Trainer(use_distributed_sampler=False) in "
+                "Lightning"
             )

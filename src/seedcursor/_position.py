@@ -120,6 +120,7 @@ class Progress:
         self._loaded = False  # the position came from load() and no pass has begun there yet
         self._unfinished = False  # the newest pass that began has not come to its end
         self._next_epoch: int | None = None  # set_epoch() while a pass runs
+        self.told = False  # a trainer has set the epoch of the next pass that begins
         self._loads = 0
         self._made = 0
         self._planned: list[weakref.ref[Run]] = []
@@ -149,19 +150,41 @@ class Progress:
         if self._reclaim():
             self._next_epoch = epoch
         elif not (self._loaded and epoch == self.position.epoch):
-            self._warn_of_loss(epoch)
             self._settle(Position(epoch, 0), loaded=False)
 
-    def _warn_of_loss(self, epoch: int) -> None:
-        # From an epoch's last batch one goes to the next epoch.
-        if self._loaded and epoch != self.position.epoch + 1:
-            warnings.warn(
-                f"set_epoch({epoch}) gives up the loaded position at epoch {self.position.epoch}, "
-                f"cursor {self.position.cursor}. A trainer that counts epochs from 0 after a "
-                "resume does this: tell it the epoch, by its own set_epoch() or its checkpoint",
-                UserWarning,
-                stacklevel=4,
+    def tell(self, epoch: int, *, looks_ahead: bool) -> None:
+        """`set_epoch` by a trainer, before each of its epochs.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+            looks_ahead: Whether trainers ask for a batch of this order before they set the epoch.
+
+        Raises:
+            RuntimeError: One did.
+        """
+        epoch = _checks.epoch(epoch)
+        leader = None if self._leader is None else self._leader()
+        running = self._reclaim()
+        if looks_ahead and running and leader is not None and not leader.told:
+            raise RuntimeError(
+                "a batch was asked for before its epoch was set: the trainer looks one batch "
+                "ahead, because this stream has no length, so the position that it saves would be "
+                "one batch too far. Give the dataset a __len__, or the trainer a number of "
+                "batches, in Lightning Trainer(limit_train_batches=1000)"
             )
+        at, loaded = self.position, self._loaded and not running
+        if loaded and (epoch < at.epoch or (epoch > at.epoch and at.cursor == 0)):
+            warnings.warn(
+                f"the trainer goes to epoch {epoch}, and gives up what is left at the loaded "
+                f"position epoch={at.epoch}, cursor={at.cursor}. It does so if its checkpoint is "
+                "of a moment that it can't resume from, or if it begins a shorter loader anew "
+                "within an epoch; save when a batch, or validation, has ended",
+                UserWarning,
+                stacklevel=3,
+            )
+        self.set_epoch(epoch)
+        self._loaded = self._loaded or loaded  # its pass has still to begin
+        self.told = True
 
     def load(self, position: Position) -> None:
         """Go to a saved position; a pass that runs is over."""
@@ -176,6 +199,7 @@ class Progress:
         if not newest:
             return None
         resumed, self._loaded = self._loaded, False
+        run.told, self.told = self.told, False
         self._unfinished = True
         return self.position, resumed
 
@@ -242,6 +266,7 @@ class Run:
         begun: Whether its first batch was asked for.
         finished: Whether it came to its end.
         resumed: Whether it began at a loaded position.
+        told: Whether a trainer set its epoch before it began.
         position: Where it began.
         cursor: How far it came.
     """
@@ -251,6 +276,7 @@ class Run:
         self.begun = False
         self.finished = False
         self.resumed = False
+        self.told = False
         self.position = progress.position
         self.cursor = self.position.cursor
         self._progress = progress

@@ -6,13 +6,13 @@ import multiprocessing
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, SequentialSampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from seedcursor import _checks, _keyed, _rng, _world
-from seedcursor._order import KeyedOrder, Step
+from seedcursor._order import KeyedOrder, Order, Step, StreamOrder
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, Progress, Run
 from seedcursor._sharding import Shape
@@ -22,23 +22,38 @@ T = TypeVar("T")
 _ALONE = Shape(batch_size=1, drop_last=False, pad=True, rank=0, world_size=1)
 
 
-class OrderSampler(Sampler[int]):
-    """The indices of the epoch, where trainers look for a sampler with ``set_epoch``."""
+class OrderSampler(DistributedSampler[Any]):
+    """The indices of the epoch, all ranks', where trainers look for a sampler with ``set_epoch``.
 
-    def __init__(self, order: KeyedOrder, progress: Progress) -> None:
+    It is a ``DistributedSampler`` to say that nobody else need deal the samples to ranks: trainers
+    would put a sampler of theirs in its place.
+    """
+
+    num_replicas = 1
+    rank = 0
+
+    # DistributedSampler's own would ask for a process group.
+    def __init__(self, order: Order, progress: Progress) -> None:
         self.order = order
         self._progress = progress
 
     def __len__(self) -> int:
+        if self.order.length is None:
+            raise TypeError("what this sampler stands for has no length")
         return self.order.length
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         for step in self.order.steps(Position(self._progress.position.epoch), _ALONE):
             yield from step.indices
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the loader or batch sampler that this one belongs to."""
-        self._progress.set_epoch(epoch)
+        """Set the epoch of the loader or batch sampler that this one belongs to.
+
+        Raises:
+            RuntimeError: Batches of a stream without a length were asked for before.
+        """
+        endless = isinstance(self.order, StreamOrder) and self.order.length is None
+        self._progress.tell(epoch, looks_ahead=endless)
 
 
 class StatefulBatchSampler(Positioned, Sampler[list[int]]):
@@ -86,6 +101,8 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         world_size: int | None = None,
         pad: bool = True,
     ) -> None:
+        if isinstance(dataset_or_length, Sampler):  # a trainer rebuilds this one around another
+            dataset_or_length, shuffle, seed = _stood_for(dataset_or_length, seed)
         sized: Sized | int
         if isinstance(dataset_or_length, Sized) and hasattr(dataset_or_length, "__getitem__"):
             sized = dataset_or_length
@@ -122,8 +139,37 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
         """The world size: these batches are one rank's, as a ``DistributedSampler``'s are."""
         return self._plan.shape().world_size
 
+    def set_epoch(self, epoch: int) -> None:
+        """The pass that begins next is of this epoch.
+
+        Not needed where epochs follow each other. A loaded position is kept if it is of this
+        epoch; a pass that runs is not disturbed.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+
+        Raises:
+            TypeError: Not an integer.
+            ValueError: Out of range.
+        """
+        # A loader that a trainer has made, as Accelerate's, may count epochs from 0 after a resume.
+        if any(isinstance(reader, DataLoader) for reader in _world.readers()):
+            self._plan.progress.tell(epoch, looks_ahead=False)
+        else:
+            super().set_epoch(epoch)
+
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the position on; without `track`, only their end moves it."""
+        if self._tracked is None and self._plan.progress.told:
+            self._plan.progress.told = False
+            warnings.warn(
+                "the batches of this pass are not counted, so a training run that a trainer saves "
+                "can't resume within an epoch. Pass it StatefulDataLoader(dataset, "
+                "batch_sampler=sampler) in place of DataLoader(dataset, batch_sampler=sampler); "
+                "for validation there is no need",
+                UserWarning,
+                stacklevel=2,
+            )
         # A DataLoader with workers asks twice before it draws.
         if not self._plan.progress.has_planned():
             self._forked_epoch = None
@@ -276,11 +322,20 @@ class Drawn(Iterator[list[int]]):
 
 
 class LoaderBatches(StatefulBatchSampler):
-    """A loader's ``batch_sampler``: who looks at it moves nothing."""
+    """A loader's ``batch_sampler``: who looks at it moves nothing.
+
+    Trainers rebuild it, for prediction say, as ``LoaderBatches(sampler, batch_size=, drop_last=)``.
+    Then nothing is repeated.
+    """
+
+    def __init__(
+        self, source: Sized | int, batch_size: int, *, pad: bool = False, **options: Any
+    ) -> None:
+        super().__init__(source, batch_size, pad=pad, **options)
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the loader's position on."""
-        if any(isinstance(reader, _BaseDataLoaderIter) for reader in _world.readers()):
+        if any(_draws_from(reader, self) for reader in _world.readers()):
             raise RuntimeError(
                 "another loader draws from the batch_sampler of a StatefulDataLoader, which counts "
                 "and keys what it delivers by itself, so a resume would not be exact. With "
@@ -291,6 +346,29 @@ class LoaderBatches(StatefulBatchSampler):
             )
         for step in self._plan.steps(self._plan.progress.position):
             yield list(step.indices)
+
+
+def _draws_from(reader: object, sampler: object) -> bool:
+    """Whether a plain loader's iterator has the sampler, or wraps it as trainers do."""
+    part = reader._index_sampler if isinstance(reader, _BaseDataLoaderIter) else None
+    while part is not None and part is not sampler:
+        part = getattr(part, "batch_sampler", None)
+    return part is sampler
+
+
+def _stood_for(sampler: Sampler[Any], seed: int | None) -> tuple[Sized | int, bool, int | None]:
+    """The dataset, the shuffling and the seed that another's sampler stands for."""
+    if isinstance(sampler, OrderSampler) and isinstance(sampler.order, KeyedOrder):
+        order = sampler.order
+        return order.sized, order.shuffle, order.seed if seed is None else seed
+    if isinstance(sampler, SequentialSampler):
+        return sampler.data_source, False, seed
+    raise TypeError(
+        f"dataset_or_length must be a dataset or its length, got a {type(sampler).__name__}. If a "
+        "trainer has put it there, to deal the samples to ranks, there is no need, for these "
+        "batches are one rank's already: turn that off, by Trainer(use_distributed_sampler=False) "
+        "in Lightning, or use a StatefulDataLoader"
+    )
 
 
 def _not_drawn() -> RuntimeError:
