@@ -55,6 +55,7 @@ def _start(job, arguments, rank, world_size, port):
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RUN_ID": "test",
+            "OMP_NUM_THREADS": "1",
         }
     torch.set_num_threads(1)
     torch.manual_seed(0)

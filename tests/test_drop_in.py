@@ -71,7 +71,10 @@ def both(dataset, *arguments, **options):
         {"batch_size": None, "collate_fn": str},
         {"batch_size": 3, "sampler": [7, 1, 1, 4]},
         {"batch_sampler": [[1, 2, 3], [9]]},
-        {"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(10)), 4, False)},
+        pytest.param(
+            {"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(10)), 4, False)},
+            id="batches as indices",
+        ),
     ],
     ids=str,
 )

@@ -28,6 +28,13 @@ def test_every_snippet_is_found():
         assert len(snippets(page)) == page.count("```python")
 
 
+def test_what_a_page_calls_a_test_is_one():
+    sources = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page)}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if f"def {name}(" not in sources] == []
+
+
 def unlogged(errors):
     """What is no report of a record that was passed over, which goes to stderr by default."""
     return [line for line in errors.splitlines() if not line.startswith("passed over dataset[")]
