@@ -17,7 +17,7 @@ SOURCE = Path(seedcursor.__file__).parent
 LAYERS = [
     {"_around", "_checks", "_sharding"},
     {"_record", "_position", "_world"},
-    {"_keys", "_occurrences"},
+    {"_keys", "_occurrences", "_keyed_sampler"},
     {"_permutation", "_rng", "_process"},
     {"_batch", "_worker"},
     {"_keyed", "_order"},
@@ -46,6 +46,7 @@ PUBLIC = {
     "AuditReport",
     "Finding",
     "KeyedPermutation",
+    "KeyedSampler",
     "Occurrence",
     "Occurrences",
     "SKIP",

@@ -8,7 +8,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 # an adapter for each of other people's libraries:
 #   _around  _checks  _sharding
 #   _record  _position  _world
-#   _keys  _occurrences
+#   _keys  _occurrences  _keyed_sampler
 #   _permutation  _rng  _process
 #   _batch  _worker
 #   _keyed  _order
@@ -26,6 +26,7 @@ from seedcursor._dataset import SKIP as SKIP
 from seedcursor._dataset import StatefulDataset as StatefulDataset
 from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
 from seedcursor._dataset import sample_rng as sample_rng
+from seedcursor._keyed_sampler import KeyedSampler as KeyedSampler
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
 from seedcursor._occurrences import Occurrences as Occurrences
 from seedcursor._permutation import KeyedPermutation as KeyedPermutation

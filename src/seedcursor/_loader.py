@@ -13,7 +13,14 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
-from seedcursor._order import BatchSamplerOrder, Order, SamplerOrder, StreamOrder
+from seedcursor._keyed_sampler import KeyedSampler
+from seedcursor._order import (
+    BatchSamplerOrder,
+    KeyedSamplerOrder,
+    Order,
+    SamplerOrder,
+    StreamOrder,
+)
 from seedcursor._pass import Engine, Pass, build_alone
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, checked_position
@@ -41,7 +48,8 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         dataset: Any map-style dataset, or a `StatefulIterableDataset`.
         batch_size: Samples per batch and rank; None for single samples.
         shuffle: Whether each epoch has a keyed order of its own.
-        sampler: An order of the user's, keyed per epoch; a resume skips its indices.
+        sampler: An order of the user's, keyed per epoch; a resume skips its indices, or goes
+            straight to its place in a `KeyedSampler`.
         batch_sampler: Batches of the user's, likewise; ranks take them in turn.
         num_workers: Worker processes; 0 loads in the main process.
         collate_fn: Makes a batch of a list of samples.
@@ -264,6 +272,8 @@ def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) ->
         return StreamOrder(dataset)
     if batch_sampler is not None:
         return BatchSamplerOrder(batch_sampler, seed)
+    if isinstance(sampler, KeyedSampler):
+        return KeyedSamplerOrder(sampler, seed)
     return SamplerOrder(sampler, seed)
 
 

@@ -1,20 +1,22 @@
 """The steps of a pass: which positions each covers, and what this rank fetches.
 
 An order turns ``(epoch, cursor, shape)`` into steps, here and only here. There are four: the keyed
-one, a user's sampler, a user's batch sampler, and a stream, whose records the worker reads itself.
+one, a user's sampler (which may have random access), a user's batch sampler, and a stream, whose
+records the worker reads itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from seedcursor import _batch, _keys, _rng
+from seedcursor._keyed_sampler import KeyedSampler, listed
 from seedcursor._permutation import SLICE, KeyedPermutation
 from seedcursor._position import Position
 from seedcursor._sharding import Shape
@@ -76,17 +78,14 @@ class KeyedOrder:
 
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
         length, size, span = self.length, shape.batch_size, shape.span
-        order: Any = range(length)
-        if self.shuffle:
-            order = KeyedPermutation(length, self.seed, start.epoch)
+        indices_at = self._at(start.epoch)
         short = start.cursor + (length - start.cursor) // span * span
         # Full steps go on with one stride, so a rank's indices come in slices: first a small one,
         # for a quick first batch.
         first, count = start.cursor, -(-_FIRST_SLICE // size)
         while first < short:
             last = min(first + count * span, short)
-            places = order[first + shape.rank : last : shape.world_size]
-            indices = places.tolist() if self.shuffle else list(places)
+            indices = indices_at(range(first + shape.rank, last, shape.world_size))
             for k, begin in enumerate(range(first, last, span)):
                 own = indices[k * size : (k + 1) * size]
                 yield Step(begin + shape.rank, begin + span, own)
@@ -96,8 +95,37 @@ class KeyedOrder:
             if shape.short_of(short, length):
                 own_places.append(short)
             if own_places:
-                own = [int(order[place]) for place in own_places]
+                own = [index for k in own_places for index in indices_at(range(k, k + 1))]
                 yield Step(short + shape.rank, length, own)
+
+    def _at(self, epoch: int) -> Callable[[range], list[Any]]:
+        """What gives the indices at some positions."""
+        if not self.shuffle:
+            return list
+        order = KeyedPermutation(self.length, self.seed, epoch)
+        return lambda places: order[places.start : places.stop : places.step].tolist()
+
+
+class KeyedSamplerOrder(KeyedOrder):
+    """The order of a user's sampler that has random access."""
+
+    def __init__(self, sampler: KeyedSampler, seed: int) -> None:
+        super().__init__(sampler, seed if sampler.seed is None else sampler.seed, shuffle=False)
+        self._sampler = sampler
+
+    def _at(self, epoch: int) -> Callable[[range], list[Any]]:
+        def indices_at(places: range) -> list[Any]:
+            # Not np.arange(start, stop, step), which counts in floating point.
+            positions = np.arange(len(places), dtype=np.int64) * places.step + places.start
+            indices = listed(self._sampler.at(self.seed, epoch, positions))
+            if len(indices) != len(places):
+                raise ValueError(
+                    f"{type(self._sampler).__name__}.at must return an index for each of "
+                    f"{len(places)} positions, got {len(indices)}"
+                )
+            return indices
+
+        return indices_at
 
 
 class SamplerOrder:
