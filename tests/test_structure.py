@@ -18,12 +18,12 @@ LAYERS = [
     {"_around", "_checks", "_sharding"},
     {"_record", "_position", "_world"},
     {"_keys", "_occurrences", "_keyed_sampler"},
-    {"_permutation", "_rng", "_process"},
+    {"_permutation", "_rng", "_process", "_shares"},
     {"_batch", "_worker"},
     {"_keyed", "_order"},
     {"_plan"},
     {"_dataset", "_sampler"},
-    {"_fetch", "_tolerant", "_wrapper"},
+    {"_fetch", "_mixture", "_tolerant", "_wrapper"},
     {"_pass"},
     {"_loader"},
     {"_audit", "_audit._digest", "_audit._isolate", "_audit._globals", "_audit._page"}
@@ -41,12 +41,13 @@ LAYERS = [
     {"integrations", "integrations.generators"},
     {"integrations.albumentations", "integrations.monai"},
 ]
-WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation"}
+WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation", "_shares"}
 PUBLIC = {
     "AuditReport",
     "Finding",
     "KeyedPermutation",
     "KeyedSampler",
+    "Mixture",
     "Occurrence",
     "Occurrences",
     "SKIP",

@@ -9,12 +9,12 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _around  _checks  _sharding
 #   _record  _position  _world
 #   _keys  _occurrences  _keyed_sampler
-#   _permutation  _rng  _process
+#   _permutation  _rng  _process  _shares
 #   _batch  _worker
 #   _keyed  _order
 #   _plan
 #   _dataset  _sampler
-#   _fetch  _tolerant  _wrapper
+#   _fetch  _mixture  _tolerant  _wrapper
 #   _pass
 #   _loader
 #   _audit  testing  __main__
@@ -28,6 +28,7 @@ from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDatas
 from seedcursor._dataset import sample_rng as sample_rng
 from seedcursor._keyed_sampler import KeyedSampler as KeyedSampler
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
+from seedcursor._mixture import Mixture as Mixture
 from seedcursor._occurrences import Occurrences as Occurrences
 from seedcursor._permutation import KeyedPermutation as KeyedPermutation
 from seedcursor._process import load_rng_state_dict as load_rng_state_dict

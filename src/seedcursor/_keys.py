@@ -147,3 +147,24 @@ def keys(
     out[~wide] = _equal_width_keys(seed, epoch, [low[~wide], *suffix], size)
     out[wide] = _equal_width_keys(seed, epoch, [low[wide], high[wide], *suffix], size)
     return out
+
+
+@functools.lru_cache(maxsize=1024)
+def part_number(name: str, number: int) -> int:
+    """The number of an occurrence that no other named part of a dataset has.
+
+    Args:
+        name: The part's.
+        number: Of the occurrence of the whole, which the part's own is to tell apart too.
+
+    Returns:
+        A digest, in ``[0, 2**64)``.
+    """
+    text = f"{number} {name}".encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"part").digest(), "little")
+
+
+def derived_seed(seed: int, name: Index, domain: str) -> int:
+    """A root seed of its own for one of several orders."""
+    words = sequence(seed, 0, name, domain=domain).generate_state(4)
+    return int.from_bytes(words.astype("<u4").tobytes(), "little")
