@@ -19,7 +19,7 @@ LAYERS = [
     {"_record", "_position", "_world"},
     {"_keys", "_occurrences", "_keyed_sampler"},
     {"_permutation", "_rng", "_process", "_shares"},
-    {"_batch", "_worker"},
+    {"_batch", "_weighted", "_worker"},
     {"_keyed", "_order"},
     {"_plan"},
     {"_dataset", "_sampler"},
@@ -44,6 +44,7 @@ LAYERS = [
 WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation", "_shares"}
 PUBLIC = {
     "AuditReport",
+    "BalancedSampler",
     "Finding",
     "KeyedPermutation",
     "KeyedSampler",
@@ -58,6 +59,8 @@ PUBLIC = {
     "StatefulIterableDataset",
     "TolerantDataset",
     "TolerantIterableDataset",
+    "WeightedSampler",
+    "WeightedShuffle",
     "audit",
     "batch_rng",
     "load_rng_state_dict",

@@ -10,7 +10,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _record  _position  _world
 #   _keys  _occurrences  _keyed_sampler
 #   _permutation  _rng  _process  _shares
-#   _batch  _worker
+#   _batch  _worker  _weighted
 #   _keyed  _order
 #   _plan
 #   _dataset  _sampler
@@ -37,6 +37,9 @@ from seedcursor._record import Occurrence as Occurrence
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
 from seedcursor._tolerant import TolerantDataset as TolerantDataset
 from seedcursor._tolerant import TolerantIterableDataset as TolerantIterableDataset
+from seedcursor._weighted import BalancedSampler as BalancedSampler
+from seedcursor._weighted import WeightedSampler as WeightedSampler
+from seedcursor._weighted import WeightedShuffle as WeightedShuffle
 from seedcursor._worker import seed_worker as seed_worker
 from seedcursor._wrapper import SeededDataset as SeededDataset
 from seedcursor._wrapper import seeded as seeded

@@ -164,6 +164,7 @@ def part_number(name: str, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"part").digest(), "little")
 
 
+@functools.lru_cache(maxsize=4096)
 def derived_seed(seed: int, name: Index, domain: str) -> int:
     """A root seed of its own for one of several orders."""
     words = sequence(seed, 0, name, domain=domain).generate_state(4)
