@@ -81,7 +81,7 @@ def test_it_does_not_depend_on_workers_batches_or_ranks(make, shape):
 
 
 def test_workers_may_be_spawned():
-    spawned = loaded(MAKE["weighted"](), 7, num_workers=2, multiprocessing_context="spawn")
+    spawned = loaded(MAKE["weighted"](), 7, num_workers=1, multiprocessing_context="spawn")
     assert flat(spawned) == flat(loaded(MAKE["weighted"]()))
 
 
@@ -108,7 +108,17 @@ def test_a_record_that_is_drawn_again_draws_apart(make):
 
 @pytest.mark.parametrize(
     "weights",
-    [WEIGHTS, [1] * 7, [1e-9, 1e9, 1e9], [1, 0], [5.0], [1, 2, 3], [4, 4, 4, 2, 0, 4, 0, 2]],
+    [
+        WEIGHTS,
+        [1] * 7,
+        [1e-9, 1e9, 1e9],
+        [1, 0],
+        [5.0],
+        [1, 2, 3],
+        [4, 4, 4, 2, 0, 4, 0, 2],
+        [1e307] * 3,
+        [0, 5e-324],
+    ],
 )
 def test_weights_are_how_often(weights):
     records = drawn(WeightedSampler(weights, num_samples=50_000))
@@ -221,14 +231,12 @@ def test_labels_of_many_kinds(labels):
         ([[[1, 2]]], ValueError, r"weights must be in one dimension .* got the shape \(1, 2\)"),
         ([[1, -2]], ValueError, "weights must be finite and not negative, got -2.0 at index 1"),
         ([[float("nan")]], ValueError, "weights must be finite .* got nan at index 0"),
-        ([[0, 0]], ValueError, "weights must have a sum above 0 and finite, got 0.0"),
-        ([[1e308, 1e308]], ValueError, "weights must have a sum above 0 and finite, got inf"),
+        ([[0, 0]], ValueError, "weights must have one above 0, got 2 times 0"),
         ([[1, 1], 0], ValueError, "num_samples must be an integer in .1, .* got 0"),
         ([[1, 1], 1.5], TypeError, "num_samples must be an integer"),
         ([[1, 1], 1, -1], ValueError, "seed must be an integer"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_nonsense_weights_are_refused(sampler, arguments, error, words):
     with pytest.raises(error, match=words):
         sampler(*arguments)

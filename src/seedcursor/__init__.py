@@ -10,7 +10,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _record  _position  _world
 #   _keys  _occurrences  _keyed_sampler
 #   _permutation  _rng  _process  _shares
-#   _batch  _worker  _weighted
+#   _batch  _lengths  _weighted  _worker
 #   _keyed  _order
 #   _plan
 #   _dataset  _sampler
@@ -27,6 +27,7 @@ from seedcursor._dataset import StatefulDataset as StatefulDataset
 from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
 from seedcursor._dataset import sample_rng as sample_rng
 from seedcursor._keyed_sampler import KeyedSampler as KeyedSampler
+from seedcursor._lengths import LengthBatchSampler as LengthBatchSampler
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
 from seedcursor._mixture import Mixture as Mixture
 from seedcursor._occurrences import Occurrences as Occurrences

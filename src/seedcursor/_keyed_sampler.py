@@ -87,6 +87,47 @@ class KeyedSampler(Sampler[Any]):
             yield from listed(self.at(self.seed or 0, self._epoch, positions))
 
 
+class KeyedBatchSampler(Sampler[list[int]]):
+    """Batches that are a function of ``(seed, epoch)``, with random access by position.
+
+    Args:
+        seed: In ``[0, 2**128)``; by default that of the loader, in a plain ``DataLoader`` 0.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = None if seed is None else _checks.seed(seed)
+        self._epoch = 0
+
+    def num_samples(self) -> int:
+        """Samples in an epoch, all batches together."""
+        raise NotImplementedError
+
+    def batches(self, seed: int, epoch: int, start: int) -> Iterator[list[int]]:
+        """The batches of an epoch, less the samples before a position.
+
+        Args:
+            seed: The root seed, in ``[0, 2**128)``.
+            epoch: In ``[0, 2**32)``.
+            start: How many samples were delivered already. Within a batch, its rest comes first.
+        """
+        raise NotImplementedError
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch for a plain ``DataLoader``; under a ``StatefulDataLoader`` its own rules.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+
+        Raises:
+            TypeError: Not an integer.
+            ValueError: Out of range.
+        """
+        self._epoch = _checks.epoch(epoch)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self.batches(self.seed or 0, self._epoch, 0)
+
+
 def listed(indices: Sequence[Any]) -> list[Any]:
     """A list of plain values."""
     return indices.tolist() if isinstance(indices, np.ndarray) else list(indices)

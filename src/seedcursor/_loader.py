@@ -13,9 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
-from seedcursor._keyed_sampler import KeyedSampler
+from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler
 from seedcursor._order import (
     BatchSamplerOrder,
+    KeyedBatchSamplerOrder,
     KeyedSamplerOrder,
     Order,
     SamplerOrder,
@@ -270,6 +271,8 @@ def _check_dataset(dataset: object, needs_length: bool) -> None:
 def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) -> Order:
     if isinstance(dataset, IterableDataset):
         return StreamOrder(dataset)
+    if isinstance(batch_sampler, KeyedBatchSampler):
+        return KeyedBatchSamplerOrder(batch_sampler, seed)
     if batch_sampler is not None:
         return BatchSamplerOrder(batch_sampler, seed)
     if isinstance(sampler, KeyedSampler):

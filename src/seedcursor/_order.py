@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from seedcursor import _batch, _keys, _rng
-from seedcursor._keyed_sampler import KeyedSampler, listed
+from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler, listed
 from seedcursor._permutation import SLICE, KeyedPermutation
 from seedcursor._position import Position
 from seedcursor._sharding import Shape
@@ -171,22 +171,21 @@ class BatchSamplerOrder:
         self._seed = seed
 
     @property
-    def length(self) -> None:
+    def length(self) -> int | None:
         return None
 
     @property
-    def limit(self) -> None:
-        return None
+    def limit(self) -> int | None:
+        return self.length
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._batch_sampler))  # type: ignore[arg-type]
 
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
         check_unsharded(self._batch_sampler, shape)
-        drawn = KeyedIterator(self._batch_sampler, self._seed, start.epoch)
-        rest = self._rest_of_batch(drawn, start.cursor)
+        rest, take = self._from(start)
         first = start.cursor
-        while chunk := [*rest, *drawn.take(shape.world_size - len(rest))]:
+        while chunk := [*rest, *take(shape.world_size - len(rest))]:
             rest = []
             sizes = [len(batch) for batch in chunk]
             stop = first + sum(sizes)
@@ -195,6 +194,11 @@ class BatchSamplerOrder:
             elif shape.pad:
                 yield Step(stop + shape.rank, stop, list(chunk[0]))
             first = stop
+
+    def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
+        """What is left of a batch that was begun, and what takes the batches after it."""
+        drawn = KeyedIterator(self._batch_sampler, self._seed, start.epoch)
+        return self._rest_of_batch(drawn, start.cursor), drawn.take
 
     @staticmethod
     def _rest_of_batch(drawn: KeyedIterator, cursor: int) -> list[list[Any]]:
@@ -207,6 +211,22 @@ class BatchSamplerOrder:
                 return [list(chunk[0])[cursor:]]
             cursor -= len(chunk[0])
         return []
+
+
+class KeyedBatchSamplerOrder(BatchSamplerOrder):
+    """The batches of a batch sampler that has random access."""
+
+    def __init__(self, batch_sampler: KeyedBatchSampler, seed: int) -> None:
+        super().__init__(batch_sampler, seed if batch_sampler.seed is None else batch_sampler.seed)
+        self._batches = batch_sampler
+
+    @property
+    def length(self) -> int:
+        return self._batches.num_samples()
+
+    def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
+        batches = self._batches.batches(self._seed, start.epoch, start.cursor)
+        return [], lambda count: list(itertools.islice(batches, count))
 
 
 class StreamOrder:

@@ -269,7 +269,8 @@ def _alias_table(
     What light records leave free in their columns is taken by heavy ones, one after the other. So
     who fills a column is found among the sums of what they have too much, for all at once.
     """
-    scaled = weights * (len(weights) / weights.sum())
+    scaled = weights / weights.max()
+    scaled *= len(weights) / scaled.sum()
     heavy = scaled >= min(1.0, scaled.max())
     lights, heavies = np.flatnonzero(~heavy), np.flatnonzero(heavy)
     free = np.concatenate([[0.0], np.cumsum(1 - scaled[lights])])
@@ -294,8 +295,8 @@ def _weights(weights: Any) -> NDArray[np.float64]:
         raise ValueError(
             f"weights must be finite and not negative, got {given[wrong[0]]} at index {wrong[0]}"
         )
-    if not 0 < given.sum() < np.inf:
-        raise ValueError(f"weights must have a sum above 0 and finite, got {given.sum()}")
+    if not given.any():
+        raise ValueError(f"weights must have one above 0, got {len(given)} times 0")
     return given
 
 
