@@ -3,6 +3,7 @@
 import pickle
 import random
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -176,7 +177,9 @@ def test_no_source_falls_to_one_rank():
 
 
 def test_draws_are_the_sources_own_and_never_alike():
+    before = main_process()
     samples = alone(mixed())
+    assert main_process() == before
     assert samples[0] != samples[1]
     draws = [draw for sample in flat(samples) for draw in sample[2:]]
     assert len(set(draws)) == len(draws)
@@ -365,6 +368,25 @@ def test_a_broken_record_is_named(caplog):
         tolerant[hit]  # where no loader counts them
     around = TolerantDataset(mixture, at_most=2)
     assert len(flat(StatefulDataLoader(around, 4, collate_fn=list))) == 10
+
+
+def test_threads_that_help_a_source_draw_for_it():
+    class Pooled(Draws):
+        def __getitem__(self, index):
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(
+                    lambda: (self.epoch, int(self.rng(index).integers(2**62)))
+                ).result()
+
+    class Direct(Draws):
+        def __getitem__(self, index):
+            return self.epoch, int(self.rng(index).integers(2**62))
+
+    ours, theirs = (
+        Mixture({"a": (make(3), 1), "b": (make(3), 1)}, length=18) for make in (Pooled, Direct)
+    )
+    loader = StatefulDataLoader(ours, 4, collate_fn=list)
+    assert [flat(loader), flat(loader)] == alone(ours) == alone(theirs)
 
 
 def test_a_batchs_generator_is_the_whole_batchs():

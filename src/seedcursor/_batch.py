@@ -44,7 +44,7 @@ class Batch:
         indices: What is fetched.
         dataset: What it is fetched from.
         faults: The records that were passed over.
-        number: How often the sample being built was drawn before in the epoch.
+        number: Of the occurrence that is being built; 0 for the record itself.
     """
 
     __slots__ = ("_rows", "dataset", "epoch", "faults", "indices", "number", "position", "seed")

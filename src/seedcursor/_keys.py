@@ -164,6 +164,20 @@ def part_number(name: str, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"part").digest(), "little")
 
 
+def part_key(seed: int, epoch: int, index: int, number: int, size: int) -> bytes:
+    """A key for one occurrence in a part of a dataset, at a fraction of what a sequence costs.
+
+    Args:
+        seed: The root seed of the whole.
+        epoch: The part's.
+        index: The record.
+        number: Of the occurrence, by `part_number`.
+        size: Bytes, up to 64.
+    """
+    text = f"{seed} {epoch} {index} {number}".encode()
+    return hashlib.blake2b(text, digest_size=size, person=b"part.key").digest()
+
+
 @functools.lru_cache(maxsize=4096)
 def derived_seed(seed: int, name: Index, domain: str) -> int:
     """A root seed of its own for one of several orders."""

@@ -152,8 +152,7 @@ class Mixture(StatefulDataset[Any]):
 
     def _sample(self, name: str, epoch: int, record: int, repeat: int) -> Any:
         dataset, number = self.datasets[name], _keys.part_number(name, repeat)
-        drawn = Occurrence(record, number)
-        key = _rng.global_key(_checks.seed(self.seed), epoch, drawn, None, "global")
+        key = _keys.part_key(self.seed, epoch, record, number, 4 * _rng.GLOBAL_WORDS)
         outer = _batch.own()
         with globals_to_key():
             _rng.key_globals(key)
