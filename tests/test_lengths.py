@@ -151,6 +151,15 @@ def test_nonsense_is_refused(lengths, options, error, words):
         LengthBatchSampler(lengths, **options)
 
 
+@pytest.mark.parametrize("other", [{"batch_size": 5}, {"batch_size": 4, "window": 19}])
+def test_a_state_of_other_batches_is_refused(other):
+    state = loaded(BOUNDS["samples"] | {"window": 40}).state_dict()
+    loader = loaded(other)
+    with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
+        loader.load_state_dict(state)
+    loader.load_state_dict({"epoch": 0, "cursor": 4})
+
+
 def test_nonsense_positions_are_refused():
     loader = loaded(BOUNDS["samples"])
     with pytest.raises(ValueError, match="cursor must be at most the length 50"):

@@ -268,6 +268,24 @@ def test_stop_rules():
         assert not done(before >= [10, 100, 7])
 
 
+@pytest.mark.parametrize("wrap", [lambda mixture: mixture, SeededDataset])
+def test_a_state_of_another_mixture_is_refused(wrap):
+    def state(*weights, n=50, **options):
+        mixture = weighted(weights, 40, n, **options)
+        return StatefulDataLoader(wrap(mixture), seed=1).state_dict()
+
+    loader = StatefulDataLoader(wrap(weighted([1, 2], 40, 50)), seed=1)
+    loader.load_state_dict(state(1, 2))
+    assert loader.state_dict() == state(1, 2)
+    for other in (
+        state(1, 3),
+        state(1, 2, n=51),
+        state(1, 2, weights_from={9: {"0": 1, "1": 1}}),
+    ):
+        with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
+            loader.load_state_dict(other)
+
+
 def test_weights_change_at_a_position():
     first, then, last = [0.6, 0.3, 0.1], [0.1, 0.1, 0.8], [0, 0.5, 0.5]
     names = ["a", "b", "c"]

@@ -257,6 +257,21 @@ def test_nonsense_labels_are_refused(arguments, error, words):
         BalancedSampler(*arguments)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (WeightedSampler([1, 2, 3]), WeightedSampler([1, 2, 4])),
+        (WeightedShuffle([1, 2, 3]), WeightedShuffle([1, 2, 4])),
+        (BalancedSampler([0, 0, 1]), BalancedSampler([0, 1, 1])),
+    ],
+)
+def test_a_state_of_another_order_is_refused(ours, theirs):
+    state = loaded(ours).state_dict()
+    loaded(ours).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
+        loaded(theirs).load_state_dict(state)
+
+
 def test_more_than_there_are_without_replacement():
     with pytest.raises(ValueError, match="num_samples must be at most the 2 records of a weight"):
         WeightedShuffle([1, 0, 1], num_samples=3)

@@ -178,6 +178,17 @@ def part_key(seed: int, epoch: int, index: int, number: int, size: int) -> bytes
     return hashlib.blake2b(text, digest_size=size, person=b"part.key").digest()
 
 
+def order_digest(*parts: object) -> int:
+    """A number of 32 bits for what an order is made of: arrays, and values that repr shows."""
+    digest = hashlib.blake2b(digest_size=4, person=b"order")
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            digest.update(part.astype(part.dtype.newbyteorder("<")).tobytes())
+        else:
+            digest.update(repr(part).encode("utf-8", "surrogatepass"))
+    return int.from_bytes(digest.digest(), "little")
+
+
 @functools.lru_cache(maxsize=4096)
 def derived_seed(seed: int, name: Index, domain: str) -> int:
     """A root seed of its own for one of several orders."""

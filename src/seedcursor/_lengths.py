@@ -90,6 +90,8 @@ class LengthBatchSampler(KeyedBatchSampler):
                     f"max_tokens must be at least the longest record, got {max_tokens}; record "
                     f"{longest} has {self._lengths[longest]}: leave it out, or cut it"
                 )
+        bounds = self._size, self._tokens, self._window
+        self._order_digest = _keys.order_digest(self._lengths, bounds)
         self._made: _Epoch | None = None
 
     def __len__(self) -> int:

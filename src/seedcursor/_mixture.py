@@ -105,6 +105,7 @@ class Mixture(StatefulDataset[Any]):
             self._check_shares(position, given)
         self._schedule = Schedule(by_position, self.seed)
         self._length = self._epoch_length(length, stop)
+        self._order_digest = _keys.order_digest(self._names, self._lengths, by_position)
         self._seeds = [_keys.derived_seed(self.seed, name, "mixture.order") for name in self._names]
         self._blocks: dict[int, Draws] = {}  # the last few that were asked for
 

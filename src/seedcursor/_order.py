@@ -50,6 +50,10 @@ class Order(Protocol):
     def limit(self) -> int | None:
         """The largest cursor that there can be; None if that is not known."""
 
+    @property
+    def digest(self) -> int | None:
+        """What the order is made of, besides seed and length, as a number; None if not known."""
+
     def count(self, shape: Shape) -> int:
         """Steps in an epoch; TypeError if that is not known."""
 
@@ -72,6 +76,10 @@ class KeyedOrder:
     @property
     def limit(self) -> int:
         return self.length
+
+    @property
+    def digest(self) -> int | None:
+        return getattr(self._sized, "_order_digest", None)
 
     def count(self, shape: Shape) -> int:
         return shape.steps(self.length)
@@ -143,6 +151,10 @@ class SamplerOrder:
     def limit(self) -> int | None:
         return self.length
 
+    @property
+    def digest(self) -> int | None:
+        return None
+
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._sampler))  # type: ignore[arg-type]
 
@@ -177,6 +189,10 @@ class BatchSamplerOrder:
     @property
     def limit(self) -> int | None:
         return self.length
+
+    @property
+    def digest(self) -> int | None:
+        return None
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._batch_sampler))  # type: ignore[arg-type]
@@ -224,6 +240,10 @@ class KeyedBatchSamplerOrder(BatchSamplerOrder):
     def length(self) -> int:
         return self._batches.num_samples()
 
+    @property
+    def digest(self) -> int | None:
+        return getattr(self._batches, "_order_digest", None)
+
     def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
         batches = self._batches.batches(self._seed, start.epoch, start.cursor)
         return [], lambda count: list(itertools.islice(batches, count))
@@ -242,6 +262,10 @@ class StreamOrder:
     @property
     def limit(self) -> None:
         # Its length may count the samples that are left, and the cursor counts records.
+        return None
+
+    @property
+    def digest(self) -> None:
         return None
 
     def count(self, shape: Shape) -> int:

@@ -47,11 +47,13 @@ class Plan:
 
     def settings(self) -> dict[str, Setting]:
         """What a state is compared with."""
+        digest = self.order.digest
         return {
             "version": VERSION,
             "seed": self.seed,
             "length": self.order.length,
             "shuffle": self.shuffle,
+            **({} if digest is None else {"order": digest}),
         }
 
 
@@ -90,18 +92,13 @@ class Positioned:
 
         Returns:
             ``epoch`` and ``cursor``, and ``version``, ``seed``, ``length`` (None if unknown) and
-            ``shuffle`` (None with a sampler of the user's own), which `load_state_dict` compares.
-            Under 200 bytes as JSON.
+            ``shuffle`` (None with a sampler of the user's own), which `load_state_dict` compares;
+            for a `Mixture` and this library's samplers also ``order``, a digest of their
+            arguments. Under 200 bytes as JSON.
         """
         position, settings = self._plan.progress.position, self._plan.settings()
-        return {
-            "version": settings["version"],
-            "epoch": position.epoch,
-            "cursor": position.cursor,
-            "seed": settings["seed"],
-            "length": settings["length"],
-            "shuffle": settings["shuffle"],
-        }
+        version = settings.pop("version")
+        return {"version": version, "epoch": position.epoch, "cursor": position.cursor, **settings}
 
     def load_state_dict(self, state: Mapping[str, object], strict: bool = True) -> None:
         """Go to a saved position: the next pass delivers exactly what was not delivered yet.

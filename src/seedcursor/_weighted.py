@@ -51,7 +51,9 @@ class WeightedSampler(KeyedSampler):
         self, weights: Any, num_samples: int | None = None, seed: int | None = None
     ) -> None:
         super().__init__(seed)
-        self._kept, self._alias = _alias_table(_weights(weights))
+        given = _weights(weights)
+        self._kept, self._alias = _alias_table(given)
+        self._order_digest = _keys.order_digest(given)
         self._length = _num_samples(num_samples, len(self._kept))
 
     def __len__(self) -> int:
@@ -111,6 +113,7 @@ class WeightedShuffle(KeyedSampler):
     ) -> None:
         super().__init__(seed)
         self._weights = _weights(weights)
+        self._order_digest = _keys.order_digest(self._weights)
         possible = int(np.count_nonzero(self._weights))
         self._length = _num_samples(num_samples, possible)
         if self._length > possible:
@@ -182,6 +185,7 @@ class BalancedSampler(KeyedSampler):
     ) -> None:
         super().__init__(seed)
         numbers = _class_numbers(labels)
+        self._order_digest = _keys.order_digest(numbers)
         sizes = np.bincount(numbers)
         self._classes = len(sizes)
         members = np.argsort(numbers, kind="stable")
