@@ -13,7 +13,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _batch  _lengths  _weighted  _worker
 #   _keyed  _order
 #   _plan
-#   _dataset  _sampler
+#   _dataset  _mixed  _sampler
 #   _fetch  _mixture  _tolerant  _wrapper
 #   _pass
 #   _loader
@@ -29,6 +29,7 @@ from seedcursor._dataset import sample_rng as sample_rng
 from seedcursor._keyed_sampler import KeyedSampler as KeyedSampler
 from seedcursor._lengths import LengthBatchSampler as LengthBatchSampler
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
+from seedcursor._mixture import IterableMixture as IterableMixture
 from seedcursor._mixture import Mixture as Mixture
 from seedcursor._occurrences import Occurrences as Occurrences
 from seedcursor._permutation import KeyedPermutation as KeyedPermutation

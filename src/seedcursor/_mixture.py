@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from seedcursor import _batch, _checks, _keys, _rng
-from seedcursor._dataset import StatefulDataset
-from seedcursor._keyed import as_drawn, globals_to_key
+from seedcursor import _batch, _checks, _keys
+from seedcursor._dataset import StatefulDataset, StatefulIterableDataset
+from seedcursor._keyed import globals_to_key
+from seedcursor._mixed import Mixed
 from seedcursor._permutation import KeyedPermutation
-from seedcursor._record import Occurrence
-from seedcursor._shares import BLOCK, Schedule
+from seedcursor._shares import BLOCK
 
 # Positions that are kept at hand; what each costs is as good as least from here on.
 _BLOCK = 4096
-# A source of less would have no share in any run.
-_LEAST_SHARE = 1e-12
-_RULES = {"first_exhausted": any, "all_exhausted": all}
+_END = object()
 
 
 class Draws(NamedTuple):
@@ -38,7 +35,7 @@ class Draws(NamedTuple):
     indices: NDArray[np.int64]
 
 
-class Mixture(StatefulDataset[Any]):
+class Mixture(Mixed, StatefulDataset[Any]):
     """Several map-style datasets as one, in which each has its share of the samples.
 
     Its index is a position: which source comes there, and which of its records, is a function of
@@ -91,26 +88,9 @@ class Mixture(StatefulDataset[Any]):
         weights_from: Mapping[int, Mapping[str, float]] | None = None,
     ) -> None:
         super().__init__(seed=seed)
-        self.datasets = {name: _dataset(name, pair) for name, pair in _named(sources).items()}
-        weights = {0: {name: pair[1] for name, pair in sources.items()}}
-        for position, changed in _changes(weights_from).items():
-            weights[position] = _complete(position, changed, set(self.datasets))
-        self._names = list(self.datasets)
-        self._lengths = [len(dataset) for dataset in self.datasets.values()]
-        by_position = {
-            position: [_weight(name, given[name]) for name in self._names]
-            for position, given in weights.items()
-        }
-        for position, given in by_position.items():
-            self._check_shares(position, given)
-        self._schedule = Schedule(by_position, self.seed)
-        self._length = self._epoch_length(length, stop)
-        self._order_digest = _keys.order_digest(self._names, self._lengths, by_position)
+        self._mix(sources, _map_style, length, stop, weights_from)
         self._seeds = [_keys.derived_seed(self.seed, name, "mixture.order") for name in self._names]
         self._blocks: dict[int, Draws] = {}  # the last few that were asked for
-
-    def __len__(self) -> int:
-        return self._length
 
     def __getitem__(self, index: int) -> Any:
         position = _checks.integer("index", index, low=None)
@@ -118,9 +98,9 @@ class Mixture(StatefulDataset[Any]):
             raise IndexError(f"index must be in [0, {self._length}), got {position}")
         block, place = divmod(self.epoch * self._length + position, _BLOCK)
         source, epoch, record = (int(column[place]) for column in self._block(block))
-        drawn = as_drawn(self, [position])[0]
-        repeat = drawn.number if isinstance(drawn, Occurrence) else 0
-        return self._sample(self._names[source], epoch, record, repeat)
+        name = self._names[source]
+        with self._part(name, epoch, record, self._number(name, position)):
+            return self.datasets[name][record]
 
     def draws(self, start: int, stop: int) -> Draws:
         """What the positions from ``start`` to ``stop`` are made of, in this epoch.
@@ -150,21 +130,6 @@ class Mixture(StatefulDataset[Any]):
             for at in range(first + start, first + max(stop, start + 1), BLOCK)
         ]
         return Draws(*(np.concatenate(columns) for columns in zip(*pieces, strict=True)))
-
-    def _sample(self, name: str, epoch: int, record: int, repeat: int) -> Any:
-        dataset, number = self.datasets[name], _keys.part_number(name, repeat)
-        key = _keys.part_key(self.seed, epoch, record, number, 4 * _rng.GLOBAL_WORDS)
-        outer = _batch.own()
-        with globals_to_key():
-            _rng.key_globals(key)
-            _batch.enter(_batch.Part(_batch.whole(), epoch, number, dataset))
-            try:
-                return dataset[record]
-            except Exception as error:
-                _batch.note(error, f"in source {name!r}, its record {record}, its epoch {epoch}")
-                raise
-            finally:
-                _batch.leave(outer)
 
     def _block(self, number: int) -> Draws:
         """The draws of a whole block, for a loader asks for the positions one by one."""
@@ -208,113 +173,159 @@ class Mixture(StatefulDataset[Any]):
         epochs = np.repeat(np.arange(len(pieces)) + epoch, [len(piece) for piece in pieces])
         return epochs, np.concatenate(pieces)
 
-    def _check_shares(self, position: int, weights: list[float]) -> None:
-        total = math.fsum(weights)
-        if not 0 < total < math.inf:
-            raise ValueError(
-                f"weights must have a sum above 0 and finite, got {total} from position {position}"
-            )
-        for name, weight, length in zip(self._names, weights, self._lengths, strict=True):
-            if weight and not length:
-                raise ValueError(
-                    f"sources[{name!r}] must have records, got a dataset of length 0 with weight "
-                    f"{weight}; leave it out, or give it weight 0"
-                )
-            if 0 < weight / total < _LEAST_SHARE:
-                raise ValueError(
-                    f"the weight of {name!r} must be 0 or at least {_LEAST_SHARE:g} of the sum, "
-                    f"got {weight} of {total}"
-                )
-
-    def _epoch_length(self, length: int | None, stop: str | None) -> int:
-        if (length is None) == (stop is None):
-            raise ValueError(
-                f"one of length and stop must be given, got length={length!r}, stop={stop!r}"
-            )
-        if stop is None:
-            return _checks.integer("length", length, low=1, limit=_checks.LENGTH_LIMIT)
-        if not isinstance(stop, str) or stop not in _RULES:
-            raise ValueError(f"stop must be one of {list(_RULES)}, got {_checks.shown(stop)}")
-        enough = _RULES[stop]
-        found = self._schedule.first(
-            lambda counts: enough(
-                count >= n for count, n in zip(counts, self._lengths, strict=True) if n
-            )
-        )
-        if found is None:
-            raise ValueError(
-                f"stop={stop!r} must be reached below position 2**63; does a source keep weight 0?"
-            )
-        return found
-
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_blocks": {}}
 
 
-def _named(sources: object) -> Mapping[str, Any]:
-    if not isinstance(sources, Mapping):
-        raise TypeError(
-            f"sources must be a mapping of names to (dataset, weight), got {type(sources).__name__}"
-        )
-    if not sources:
-        raise ValueError("sources must name at least one dataset, got none")
-    for name in sources:
-        if not isinstance(name, str):
-            raise TypeError(f"sources must have names of type str, got {_checks.shown(name)}")
-    return sources
+class IterableMixture(Mixed, StatefulIterableDataset[Any]):
+    """Several streams as one, in which each has its share of the records.
+
+    As `Mixture`, for ``StatefulIterableDataset``s with a length. A source's records come in its own
+    order: the one that its ``records(start)`` yields in its own epoch, which goes on where it was
+    left. A record that is dropped by ``SKIP`` counts. As of any stream, every worker reads through
+    the records and works on its own; what a resume reads is up to the sources.
+
+    Args:
+        sources: By name, a stream and its weight. Its length is asked once, and must be the number
+            of records that it yields in an epoch.
+        length: Positions in an epoch. Give this or ``stop``.
+        stop: ``"first_exhausted"`` or ``"all_exhausted"``, as of `Mixture`.
+        seed: The root seed, in ``[0, 2**128)``, the same on every rank.
+        weights_from: Other weights from some positions on, as of `Mixture`.
+
+    Raises:
+        TypeError: An argument is of another type, or a source has no length.
+        ValueError: An argument is out of range; later, a source has more or fewer records than its
+            length.
+
+    Example:
+        >>> class Words(StatefulIterableDataset):
+        ...     def __init__(self, words):
+        ...         super().__init__()
+        ...         self.words = words
+        ...     def __len__(self):
+        ...         return len(self.words)
+        ...     def records(self, start):
+        ...         return iter(self.words[start:])
+        >>> mixture = IterableMixture({"a": (Words("ab"), 1), "c": (Words("cdef"), 1)}, length=8)
+        >>> sorted(mixture)
+        ['a', 'a', 'b', 'b', 'c', 'd', 'e', 'f']
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[Any, float]],
+        length: int | None = None,
+        stop: str | None = None,
+        seed: int = 0,
+        *,
+        weights_from: Mapping[int, Mapping[str, float]] | None = None,
+    ) -> None:
+        super().__init__(seed=seed)
+        self._mix(sources, _stream, length, stop, weights_from)
+
+    def records(self, start: int) -> Iterator[Any]:
+        """The sources' records, each with where it comes from.
+
+        Args:
+            start: The first record's position.
+        """
+        first, end = self.epoch * self._length + start, (self.epoch + 1) * self._length
+        readers = [
+            _Reader(name, dataset, length, count, self._number(name, 0))
+            for (name, dataset), length, count in zip(
+                self.datasets.items(), self._lengths, self._schedule.counts(first), strict=True
+            )
+        ]
+        for at in range(first, end, _BLOCK):
+            for source in self._schedule.sources(at, min(_BLOCK, end - at)).tolist():
+                yield readers[source].read()
+
+    def sample(self, record: Any, index: int) -> Any:
+        """The source's sample.
+
+        Args:
+            record: As `records` yielded it.
+            index: Its position in the epoch.
+        """
+        name, epoch, place, raw = record
+        with self._part(name, epoch, place, self._number(name, index)):
+            return self.datasets[name].sample(raw, place)
 
 
-def _dataset(name: str, pair: object) -> Any:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(
-            f"sources[{name!r}] must be a pair (dataset, weight), got {type(pair).__name__}"
+class _Reader:
+    """Reads a source from one of its records on, epoch by epoch.
+
+    Args:
+        name: The source's.
+        dataset: The source.
+        length: How many records it has in an epoch.
+        drawn: How many were read before, all epochs together.
+        number: Tells its draws apart.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        dataset: StatefulIterableDataset[Any],
+        length: int,
+        drawn: int,
+        number: int,
+    ) -> None:
+        self._name = name
+        self._dataset = dataset
+        self._length = length
+        self._number = number
+        self._epoch, self._place = divmod(drawn, length) if length else (0, 0)
+        self._records: Iterator[Any] | None = None
+
+    def read(self) -> tuple[str, int, int, Any]:
+        """The next record, with the source's name, its epoch and its place there."""
+        epoch, place = self._epoch, self._place
+        outer = _batch.own()
+        with globals_to_key():
+            part = _batch.Part(_batch.whole(), epoch, self._number, self._dataset)
+            _batch.enter(part)
+            try:
+                return self._name, epoch, place, self._next()
+            finally:
+                _batch.leave(outer)
+
+    def _next(self) -> Any:
+        if self._records is None:
+            self._records = iter(self._dataset.records(self._place))
+        record = next(self._records, _END)
+        if record is _END:
+            raise self._wrong(f"only {self._place}")
+        self._place += 1
+        if self._place == self._length:
+            if next(self._records, _END) is not _END:
+                raise self._wrong("more")
+            self._records = None
+            self._epoch, self._place = self._epoch + 1, 0
+        return record
+
+    def _wrong(self, found: str) -> ValueError:
+        return ValueError(
+            f"sources[{self._name!r}] must have as many records in an epoch as its length says, "
+            f"{self._length}, got {found} in its epoch {self._epoch}"
         )
-    dataset = pair[0]
+
+
+def _map_style(name: str, dataset: Any) -> Any:
     mapped = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, (IterableDataset, Mapping)) or not mapped:
         raise TypeError(
             f"sources[{name!r}] must be a map-style dataset, with __getitem__ and __len__, got "
-            f"{type(dataset).__name__}"
+            f"{type(dataset).__name__}; for streams there is IterableMixture"
         )
     return dataset
 
 
-def _weight(name: str, weight: object) -> float:
-    try:
-        number = float(weight)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
+def _stream(name: str, dataset: Any) -> Any:
+    if not isinstance(dataset, StatefulIterableDataset) or not hasattr(dataset, "__len__"):
         raise TypeError(
-            f"the weight of {name!r} must be a number, got {_checks.shown(weight)} of type "
-            f"{type(weight).__name__}"
-        ) from None
-    if not 0 <= number < math.inf:
-        raise ValueError(f"the weight of {name!r} must be finite and not negative, got {number}")
-    return number
-
-
-def _changes(weights_from: object) -> dict[int, object]:
-    if weights_from is None:
-        return {}
-    if not isinstance(weights_from, Mapping):
-        raise TypeError(
-            "weights_from must be a mapping of positions to weights, got "
-            f"{type(weights_from).__name__}"
+            f"sources[{name!r}] must be a StatefulIterableDataset with __len__, the number of its "
+            f"records, got {type(dataset).__name__}; for map-style datasets there is Mixture"
         )
-    return {
-        _checks.integer("a position of weights_from", position, low=1): weights
-        for position, weights in weights_from.items()
-    }
-
-
-def _complete(position: int, weights: object, names: set[str]) -> dict[str, float]:
-    if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"weights_from[{position}] must be a mapping of names to weights, got "
-            f"{type(weights).__name__}"
-        )
-    if set(weights) != names:
-        raise ValueError(
-            f"weights_from[{position}] must give a weight to each of {sorted(names)}, got "
-            f"{list(weights)}; a source that is to be left out has weight 0"
-        )
-    return dict(weights)
+    return dataset

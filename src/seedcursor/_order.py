@@ -265,8 +265,8 @@ class StreamOrder:
         return None
 
     @property
-    def digest(self) -> None:
-        return None
+    def digest(self) -> int | None:
+        return getattr(self._dataset, "_order_digest", None)
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._dataset))  # type: ignore[arg-type]
