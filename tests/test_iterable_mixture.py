@@ -194,6 +194,9 @@ def test_within_and_around_each_other_and_tolerant_streams():
     samples = flat(loader)
     assert len(samples) == 22
     assert len({draw for *_, draw in samples}) == 22
+    twins = [IterableMixture({"x": (Shuffled(3), 1)}, length=3) for _ in range(2)]
+    samples = list(IterableMixture({"p": (twins[0], 1), "q": (twins[1], 1)}, length=12))
+    assert len({draw for *_, keyed, draw in samples for draw in (keyed, draw)}) == 24
     with pytest.raises(OSError, match="truncated"):
         list(IterableMixture({"x": (Broken(3), 1)}, length=3))
 
