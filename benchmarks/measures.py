@@ -13,6 +13,7 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
+from attrs import evolve
 from pipelines import Photos
 from samples import (
     Ints,
@@ -29,6 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader as TorchdataLoader
 
 from seedcursor import (
     KeyedPermutation,
+    Mixture,
     SeededDataset,
     StatefulBatchSampler,
     StatefulDataLoader,
@@ -266,6 +268,38 @@ def first_batch() -> Comparison:
 
 def _first_batch_of_many() -> None:
     next(iter(StatefulDataLoader(Ints(HUGE), BATCH, shuffle=True)))
+
+
+def mixture() -> Comparison:
+    """Which source, and which of its records, comes at each of 400,000 positions of a mixture.
+
+    Of 16 sources of a million records, in one call. Theirs is what people write by hand: a weighted
+    choice per position, and the next index of a shuffled order of that source, made beforehand.
+    """
+    positions, sources = 400_000, 16
+    weights = (np.random.default_rng(0).random(sources) + 0.1).tolist()
+    mixed = Mixture(
+        {str(k): (range(LARGE), weight) for k, weight in enumerate(weights)}, length=HUGE
+    )
+    orders = [torch.randperm(LARGE).tolist() for _ in range(sources)]
+
+    def by_hand() -> list[tuple[int, int]]:
+        records = [iter(order) for order in orders]
+        chosen = random.choices(range(sources), weights, k=positions)
+        return [(source, next(records[source])) for source in chosen]
+
+    return Comparison(
+        against="random.choices, next() of a source's order",
+        at_most=1.0,
+        ours=lambda: seconds(lambda: mixed.draws(HUGE // 2, HUGE // 2 + positions)) / positions,
+        theirs=lambda: seconds(by_hand) / positions,
+        pairs=15,
+    )
+
+
+def mixture_position() -> Comparison:
+    """What `mixture` costs for a position, against what it may cost."""
+    return evolve(mixture(), against="0.5 us for a position", theirs=lambda: 5e-7)
 
 
 def plan_step() -> Comparison:

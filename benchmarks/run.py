@@ -36,6 +36,8 @@ MEASURES: dict[str, Callable[[], Comparison]] = {
     "resume-stream-0-workers": partial(measures.resume_stream, 0),
     "resume-stream-2-workers": partial(measures.resume_stream, 2),
     "first-batch": measures.first_batch,
+    "mixture-position": measures.mixture_position,
+    "mixture-by-hand": measures.mixture,
     "plan-step": measures.plan_step,
     "state-dict": measures.state_dict,
     "memory": measures.memory,

@@ -364,3 +364,16 @@ def test_cycles_are_as_many_as_chance_leaves(n, keys):
     mean, variance = chances.sum(), (chances * (1 - chances)).sum()
     score = (np.mean(counts) - mean) / np.sqrt(variance / keys)
     assert abs(score) < stats.norm.isf(ALPHA / 2)
+
+
+@pytest.mark.parametrize("n", [10, 5_000])
+def test_an_array_of_positions(n):
+    order = KeyedPermutation(n, seed=3, epoch=1)
+    places = np.array([7, 0, 7, n - 1])
+    for some in (places, places.astype(np.uint16), places[:0]):
+        assert order[some].tolist() == [order[int(place)] for place in some]
+    with pytest.raises(IndexError, match=r"positions must be in \[0, \d+\), got 0 to \d+"):
+        order[np.array([0, n])]
+    for wrong in (np.array([0.5]), np.array([[1]]), np.array([True])):
+        with pytest.raises(TypeError, match="positions must be integers in one dimension"):
+            order[wrong]

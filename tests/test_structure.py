@@ -17,13 +17,13 @@ SOURCE = Path(seedcursor.__file__).parent
 LAYERS = [
     {"_around", "_checks", "_sharding"},
     {"_record", "_position", "_world"},
-    {"_keys", "_occurrences"},
-    {"_permutation", "_rng", "_process"},
-    {"_batch", "_worker"},
+    {"_keys", "_occurrences", "_keyed_sampler"},
+    {"_permutation", "_rng", "_process", "_shares"},
+    {"_batch", "_lengths", "_weighted", "_worker"},
     {"_keyed", "_order"},
     {"_plan"},
-    {"_dataset", "_sampler"},
-    {"_fetch", "_tolerant", "_wrapper"},
+    {"_dataset", "_mixed", "_sampler"},
+    {"_fetch", "_mixture", "_tolerant", "_wrapper"},
     {"_pass"},
     {"_loader"},
     {"_audit", "_audit._digest", "_audit._isolate", "_audit._globals", "_audit._page"}
@@ -42,11 +42,16 @@ LAYERS = [
     {"integrations.albumentations", "integrations.lightning", "integrations.monai"}
     | {"integrations.accelerate", "integrations.transformers"},
 ]
-WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation"}
+WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation", "_shares"}
 PUBLIC = {
     "AuditReport",
+    "BalancedSampler",
     "Finding",
+    "IterableMixture",
     "KeyedPermutation",
+    "KeyedSampler",
+    "LengthBatchSampler",
+    "Mixture",
     "Occurrence",
     "Occurrences",
     "SKIP",
@@ -57,6 +62,8 @@ PUBLIC = {
     "StatefulIterableDataset",
     "TolerantDataset",
     "TolerantIterableDataset",
+    "WeightedSampler",
+    "WeightedShuffle",
     "audit",
     "batch_rng",
     "load_rng_state_dict",

@@ -8,13 +8,13 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 # an adapter for each of other people's libraries:
 #   _around  _checks  _sharding
 #   _record  _position  _world
-#   _keys  _occurrences
-#   _permutation  _rng  _process
-#   _batch  _worker
+#   _keys  _occurrences  _keyed_sampler
+#   _permutation  _rng  _process  _shares
+#   _batch  _lengths  _weighted  _worker
 #   _keyed  _order
 #   _plan
-#   _dataset  _sampler
-#   _fetch  _tolerant  _wrapper
+#   _dataset  _mixed  _sampler
+#   _fetch  _mixture  _tolerant  _wrapper
 #   _pass
 #   _loader
 #   _audit  testing  __main__
@@ -26,7 +26,11 @@ from seedcursor._dataset import SKIP as SKIP
 from seedcursor._dataset import StatefulDataset as StatefulDataset
 from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
 from seedcursor._dataset import sample_rng as sample_rng
+from seedcursor._keyed_sampler import KeyedSampler as KeyedSampler
+from seedcursor._lengths import LengthBatchSampler as LengthBatchSampler
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
+from seedcursor._mixture import IterableMixture as IterableMixture
+from seedcursor._mixture import Mixture as Mixture
 from seedcursor._occurrences import Occurrences as Occurrences
 from seedcursor._permutation import KeyedPermutation as KeyedPermutation
 from seedcursor._process import load_rng_state_dict as load_rng_state_dict
@@ -35,6 +39,9 @@ from seedcursor._record import Occurrence as Occurrence
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
 from seedcursor._tolerant import TolerantDataset as TolerantDataset
 from seedcursor._tolerant import TolerantIterableDataset as TolerantIterableDataset
+from seedcursor._weighted import BalancedSampler as BalancedSampler
+from seedcursor._weighted import WeightedSampler as WeightedSampler
+from seedcursor._weighted import WeightedShuffle as WeightedShuffle
 from seedcursor._worker import seed_worker as seed_worker
 from seedcursor._wrapper import SeededDataset as SeededDataset
 from seedcursor._wrapper import seeded as seeded

@@ -44,7 +44,7 @@ class Batch:
         indices: What is fetched.
         dataset: What it is fetched from.
         faults: The records that were passed over.
-        number: How often the sample being built was drawn before in the epoch.
+        number: Of the occurrence that is being built; 0 for the record itself.
     """
 
     __slots__ = ("_rows", "dataset", "epoch", "faults", "indices", "number", "position", "seed")
@@ -88,6 +88,22 @@ class Batch:
         return dict(zip(indices, _rng.ready_words(seed, self.epoch, indices, stream), strict=True))
 
 
+class Part(Batch):
+    """One sample of a part of the dataset that is in an epoch of its own.
+
+    Attributes:
+        around: The batch that a loader builds, if one does.
+    """
+
+    __slots__ = ("around",)
+
+    def __init__(self, around: Batch | None, epoch: int, number: int, dataset: object) -> None:
+        seed, position = (around.seed, around.position) if around else (0, 0)
+        super().__init__(seed, epoch, position, dataset=dataset)
+        self.number = number
+        self.around = around
+
+
 def batch_rng(stream: str | None = None) -> np.random.Generator:
     """A generator keyed on the batch being built, for what mixes samples: MixUp, CutMix.
 
@@ -124,6 +140,7 @@ def batch_rng(stream: str | None = None) -> np.random.Generator:
     batch = own()
     if batch is None and len(_building) == 1:
         batch = helped(lambda _: True)
+    batch = _whole(batch)
     if batch is None:
         raise RuntimeError(
             "batch_rng() has no batch here: call it in collate_fn or __getitem__ while a "
@@ -156,6 +173,21 @@ def any_building() -> bool:
 def own() -> Batch | None:
     """The batch that this thread builds."""
     return _building.get(get_ident())
+
+
+def whole() -> Batch | None:
+    """The batch that this thread builds for a loader, whatever part of it is at hand."""
+    return _whole(own())
+
+
+def _whole(batch: Batch | None) -> Batch | None:
+    return batch.around if isinstance(batch, Part) else batch
+
+
+def note(error: Exception, text: str) -> None:
+    """Name the record in the traceback. Python 3.10 has no place for it."""
+    if hasattr(error, "add_note"):
+        error.add_note(f"seedcursor: {text}")
 
 
 def ready_generator(seed: int, index: int, stream: str | None) -> np.random.Generator | None:

@@ -81,7 +81,7 @@ class Fetcher(Dataset[Built]):
             ) from error
         except Exception as error:
             where = f"epoch {request.epoch}, position {request.position}"
-            _note(error, f"while the batch at {where} was built")
+            _batch.note(error, f"while the batch at {where} was built")
             raise
         finally:
             _batch.leave(outer)
@@ -118,18 +118,12 @@ class Fetcher(Dataset[Built]):
         except Exception as error:
             # The iterator knows how far it came; counting would cost every batch.
             index = indices[len(indices) - operator.length_hint(left) - 1]
-            _note(error, f"in dataset[{index!r}]")
+            _batch.note(error, f"in dataset[{index!r}]")
             raise
 
 
 def _kept(samples: list[Any]) -> list[Any]:
     return [sample for sample in samples if sample is not SKIP]
-
-
-def _note(error: Exception, text: str) -> None:
-    """Name the record in the traceback. Python 3.10 has no place for it."""
-    if hasattr(error, "add_note"):
-        error.add_note(f"seedcursor: {text}")
 
 
 class StreamFetcher(Fetcher):
@@ -205,7 +199,7 @@ class StreamFetcher(Fetcher):
         try:
             sample = self.dataset.sample(record, position)
         except Exception as error:
-            _note(error, f"in sample(record, {position})")
+            _batch.note(error, f"in sample(record, {position})")
             raise
         return [] if sample is SKIP else [sample]
 

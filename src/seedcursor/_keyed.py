@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -93,6 +94,23 @@ def as_drawn(dataset: Keyed, indices: Sequence[object]) -> list[Index]:
         return checked
     number = batch.number
     return [k if isinstance(k, Occurrence) else Occurrence(k, number) for k in checked]
+
+
+def globals_to_key() -> contextlib.AbstractContextManager[None]:
+    """A context in which whoever makes a sample may key the global RNGs.
+
+    Raises:
+        RuntimeError: On entering, another thread has them.
+    """
+    # Whoever builds the batch has set the process's own RNGs aside, and a worker has none.
+    if _batch.own() is not None or _is_workers_main_thread():
+        return contextlib.nullcontext()
+    # A thread that helps with a batch must not wait, for the batch waits for it.
+    return _rng.globals_aside(patience=0 if _batch.any_building() else _rng.PATIENCE)
+
+
+def _is_workers_main_thread() -> bool:
+    return get_worker_info() is not None and threading.current_thread() is threading.main_thread()
 
 
 def _key(dataset: Keyed, index: object, stream: object) -> tuple[int, int, Index, str | None]:

@@ -13,7 +13,16 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
-from seedcursor._order import BatchSamplerOrder, KeyedOrder, Order, SamplerOrder, StreamOrder
+from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler
+from seedcursor._order import (
+    BatchSamplerOrder,
+    KeyedBatchSamplerOrder,
+    KeyedOrder,
+    KeyedSamplerOrder,
+    Order,
+    SamplerOrder,
+    StreamOrder,
+)
 from seedcursor._pass import Engine, Pass, build_alone
 from seedcursor._plan import Plan, Positioned
 from seedcursor._position import Position, checked_position
@@ -41,7 +50,8 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         dataset: Any map-style dataset, or a `StatefulIterableDataset`.
         batch_size: Samples per batch and rank; None for single samples.
         shuffle: Whether each epoch has a keyed order of its own.
-        sampler: An order of the user's, keyed per epoch; a resume skips its indices.
+        sampler: An order of the user's, keyed per epoch; a resume skips its indices, or goes
+            straight to its place in a `KeyedSampler`.
         batch_sampler: Batches of the user's, likewise; ranks take them in turn.
         num_workers: Worker processes; 0 loads in the main process.
         collate_fn: Makes a batch of a list of samples.
@@ -121,10 +131,10 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         # Another loader's sampler: take over what it stands for.
         if isinstance(sampler, OrderSampler):
             taken = sampler.order
-            if isinstance(taken, KeyedOrder):
-                sampler, shuffle, seed = None, taken.shuffle, taken.seed if seed is None else seed
-            elif isinstance(taken, SamplerOrder):
+            if isinstance(taken, (KeyedSamplerOrder, SamplerOrder)):
                 sampler = taken.sampler
+            elif isinstance(taken, KeyedOrder):
+                sampler, shuffle, seed = None, taken.shuffle, taken.seed if seed is None else seed
         batches: LoaderBatches | None = None
         if isinstance(batch_sampler, StatefulBatchSampler):
             if not (seed is rank is world_size is None and pad):
@@ -318,8 +328,12 @@ def _dealt(batch_sampler: Any) -> tuple[int, int] | None:
 def _foreign_order(dataset: Any, seed: int, sampler: Any, batch_sampler: Any) -> Order:
     if isinstance(dataset, IterableDataset):
         return StreamOrder(dataset)
+    if isinstance(batch_sampler, KeyedBatchSampler):
+        return KeyedBatchSamplerOrder(batch_sampler, seed)
     if batch_sampler is not None:
         return BatchSamplerOrder(batch_sampler, seed)
+    if isinstance(sampler, KeyedSampler):
+        return KeyedSamplerOrder(sampler, seed)
     return SamplerOrder(sampler, seed)
 
 

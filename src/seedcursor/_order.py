@@ -1,20 +1,22 @@
 """The steps of a pass: which positions each covers, and what this rank fetches.
 
 An order turns ``(epoch, cursor, shape)`` into steps, here and only here. There are four: the keyed
-one, a user's sampler, a user's batch sampler, and a stream, whose records the worker reads itself.
+one, a user's sampler (which may have random access), a user's batch sampler, and a stream, whose
+records the worker reads itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from seedcursor import _batch, _keys, _rng
+from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler, listed
 from seedcursor._permutation import SLICE, KeyedPermutation
 from seedcursor._position import Position
 from seedcursor._sharding import Shape
@@ -48,6 +50,10 @@ class Order(Protocol):
     def limit(self) -> int | None:
         """The largest cursor that there can be; None if that is not known."""
 
+    @property
+    def digest(self) -> int | None:
+        """What the order is made of, besides seed and length, as a number; None if not known."""
+
     def count(self, shape: Shape) -> int:
         """Steps in an epoch; TypeError if that is not known."""
 
@@ -71,22 +77,23 @@ class KeyedOrder:
     def limit(self) -> int:
         return self.length
 
+    @property
+    def digest(self) -> int | None:
+        return getattr(self.sized, "_order_digest", None)
+
     def count(self, shape: Shape) -> int:
         return shape.steps(self.length)
 
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
         length, size, span = self.length, shape.batch_size, shape.span
-        order: Any = range(length)
-        if self.shuffle:
-            order = KeyedPermutation(length, self.seed, start.epoch)
+        indices_at = self._at(start.epoch)
         short = start.cursor + (length - start.cursor) // span * span
         # Full steps go on with one stride, so a rank's indices come in slices: first a small one,
         # for a quick first batch.
         first, count = start.cursor, -(-_FIRST_SLICE // size)
         while first < short:
             last = min(first + count * span, short)
-            places = order[first + shape.rank : last : shape.world_size]
-            indices = places.tolist() if self.shuffle else list(places)
+            indices = indices_at(range(first + shape.rank, last, shape.world_size))
             for k, begin in enumerate(range(first, last, span)):
                 own = indices[k * size : (k + 1) * size]
                 yield Step(begin + shape.rank, begin + span, own)
@@ -96,8 +103,37 @@ class KeyedOrder:
             if shape.short_of(short, length):
                 own_places.append(short)
             if own_places:
-                own = [int(order[place]) for place in own_places]
+                own = [index for k in own_places for index in indices_at(range(k, k + 1))]
                 yield Step(short + shape.rank, length, own)
+
+    def _at(self, epoch: int) -> Callable[[range], list[Any]]:
+        """What gives the indices at some positions."""
+        if not self.shuffle:
+            return list
+        order = KeyedPermutation(self.length, self.seed, epoch)
+        return lambda places: order[places.start : places.stop : places.step].tolist()
+
+
+class KeyedSamplerOrder(KeyedOrder):
+    """The order of a user's sampler that has random access."""
+
+    def __init__(self, sampler: KeyedSampler, seed: int) -> None:
+        super().__init__(sampler, seed if sampler.seed is None else sampler.seed, shuffle=False)
+        self.sampler = sampler
+
+    def _at(self, epoch: int) -> Callable[[range], list[Any]]:
+        def indices_at(places: range) -> list[Any]:
+            # Not np.arange(start, stop, step), which counts in floating point.
+            positions = np.arange(len(places), dtype=np.int64) * places.step + places.start
+            indices = listed(self.sampler.at(self.seed, epoch, positions))
+            if len(indices) != len(places):
+                raise ValueError(
+                    f"{type(self.sampler).__name__}.at must return an index for each of "
+                    f"{len(places)} positions, got {len(indices)}"
+                )
+            return indices
+
+        return indices_at
 
 
 class SamplerOrder:
@@ -114,6 +150,10 @@ class SamplerOrder:
     @property
     def limit(self) -> int | None:
         return self.length
+
+    @property
+    def digest(self) -> int | None:
+        return None
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self.sampler))  # type: ignore[arg-type]
@@ -143,11 +183,15 @@ class BatchSamplerOrder:
         self._seed = seed
 
     @property
-    def length(self) -> None:
+    def length(self) -> int | None:
         return None
 
     @property
-    def limit(self) -> None:
+    def limit(self) -> int | None:
+        return self.length
+
+    @property
+    def digest(self) -> int | None:
         return None
 
     def count(self, shape: Shape) -> int:
@@ -155,10 +199,9 @@ class BatchSamplerOrder:
 
     def steps(self, start: Position, shape: Shape) -> Iterator[Step]:
         check_unsharded(self._batch_sampler, shape)
-        drawn = KeyedIterator(self._batch_sampler, self._seed, start.epoch)
-        rest = self._rest_of_batch(drawn, start.cursor)
+        rest, take = self._from(start)
         first = start.cursor
-        while chunk := [*rest, *drawn.take(shape.world_size - len(rest))]:
+        while chunk := [*rest, *take(shape.world_size - len(rest))]:
             rest = []
             sizes = [len(batch) for batch in chunk]
             stop = first + sum(sizes)
@@ -167,6 +210,11 @@ class BatchSamplerOrder:
             elif shape.pad:
                 yield Step(stop + shape.rank, stop, list(chunk[0]))
             first = stop
+
+    def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
+        """What is left of a batch that was begun, and what takes the batches after it."""
+        drawn = KeyedIterator(self._batch_sampler, self._seed, start.epoch)
+        return self._rest_of_batch(drawn, start.cursor), drawn.take
 
     @staticmethod
     def _rest_of_batch(drawn: KeyedIterator, cursor: int) -> list[list[Any]]:
@@ -179,6 +227,26 @@ class BatchSamplerOrder:
                 return [list(chunk[0])[cursor:]]
             cursor -= len(chunk[0])
         return []
+
+
+class KeyedBatchSamplerOrder(BatchSamplerOrder):
+    """The batches of a batch sampler that has random access."""
+
+    def __init__(self, batch_sampler: KeyedBatchSampler, seed: int) -> None:
+        super().__init__(batch_sampler, seed if batch_sampler.seed is None else batch_sampler.seed)
+        self._batches = batch_sampler
+
+    @property
+    def length(self) -> int:
+        return self._batches.num_samples()
+
+    @property
+    def digest(self) -> int | None:
+        return getattr(self._batches, "_order_digest", None)
+
+    def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
+        batches = self._batches.batches(self._seed, start.epoch, start.cursor)
+        return [], lambda count: list(itertools.islice(batches, count))
 
 
 class StreamOrder:
@@ -195,6 +263,10 @@ class StreamOrder:
     def limit(self) -> None:
         # Its length may count the samples that are left, and the cursor counts records.
         return None
+
+    @property
+    def digest(self) -> int | None:
+        return getattr(self._dataset, "_order_digest", None)
 
     def count(self, shape: Shape) -> int:
         return shape.steps(len(self._dataset))  # type: ignore[arg-type]

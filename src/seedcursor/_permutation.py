@@ -69,9 +69,9 @@ class KeyedPermutation:
     @overload
     def __getitem__(self, k: int) -> int: ...
     @overload
-    def __getitem__(self, k: slice) -> NDArray[np.int64]: ...
-    def __getitem__(self, k: int | slice) -> int | NDArray[np.int64]:
-        """``p[k]`` is the item at position ``k``; ``p[a:b:step]`` an ``int64`` array of them."""
+    def __getitem__(self, k: slice | NDArray[np.int64]) -> NDArray[np.int64]: ...
+    def __getitem__(self, k: int | slice | NDArray[np.int64]) -> int | NDArray[np.int64]:
+        """``p[k]`` is the item at position ``k``; of a slice or an array, an ``int64`` array."""
         if isinstance(k, slice):
             # Not np.arange(start, stop, step), which counts in floating point.
             places = range(*k.indices(self.n))
@@ -79,7 +79,9 @@ class KeyedPermutation:
             numbers *= places.step
             numbers += places.start
             return self._apply(numbers)
-        return int(self._apply(self._one("position", k, -self.n))[0])
+        if isinstance(k, np.ndarray) and k.ndim:
+            return self._apply(self._many(k))
+        return int(self._apply(self._one("position", k, -self.n))[0])  # type: ignore[arg-type]
 
     def inverse(self, index: int) -> int:
         """The position of an item: ``p.inverse(p[k]) == k``.
@@ -104,6 +106,17 @@ class KeyedPermutation:
         if not low <= number < self.n:
             raise IndexError(f"{name} must be in [{low}, {self.n}), got {_checks.shown(number)}")
         return np.array([number % self.n], dtype=np.int64)
+
+    def _many(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        if places.ndim != 1 or places.dtype.kind not in "iu":
+            raise TypeError(
+                f"positions must be integers in one dimension, got {places.dtype} in {places.ndim}"
+            )
+        if len(places) and (places.min() < 0 or places.max() >= self.n):
+            raise IndexError(
+                f"positions must be in [0, {self.n}), got {places.min()} to {places.max()}"
+            )
+        return places.astype(np.int64)
 
     def _apply(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.n <= _DRAWN:

@@ -47,24 +47,20 @@ class Plan:
 
     def settings(self) -> dict[str, Setting]:
         """What a state is compared with."""
+        digest = self.order.digest
         return {
             "version": VERSION,
             "seed": self.seed,
             "length": self.order.length,
             "shuffle": self.shuffle,
+            **({} if digest is None else {"order": digest}),
         }
 
     def state(self, position: Position) -> dict[str, Setting]:
         """What a position is saved as."""
         settings = self.settings()
-        return {
-            "version": settings["version"],
-            "epoch": position.epoch,
-            "cursor": position.cursor,
-            "seed": settings["seed"],
-            "length": settings["length"],
-            "shuffle": settings["shuffle"],
-        }
+        version = settings.pop("version")
+        return {"version": version, "epoch": position.epoch, "cursor": position.cursor, **settings}
 
 
 class Positioned:
@@ -102,8 +98,9 @@ class Positioned:
 
         Returns:
             ``epoch`` and ``cursor``, and ``version``, ``seed``, ``length`` (None if unknown) and
-            ``shuffle`` (None with a sampler of the user's own), which `load_state_dict` compares.
-            Under 200 bytes as JSON.
+            ``shuffle`` (None with a sampler of the user's own), which `load_state_dict` compares;
+            for a `Mixture` and this library's samplers also ``order``, a digest of their
+            arguments. Under 200 bytes as JSON.
         """
         return self._plan.state(self._plan.progress.position)
 

@@ -32,7 +32,8 @@ class Occurrence:
 
     Args:
         index: Which record: an int in ``[0, 2**64)`` or a record id.
-        number: How often it was drawn before in this epoch, in ``[0, 2**64)``.
+        number: How often it was drawn before in this epoch, or another number that tells its draws
+            apart, such as the position; in ``[0, 2**64)``.
 
     Raises:
         TypeError: ``index`` is neither an int nor a str, or ``number`` not an int.

@@ -133,7 +133,7 @@ class TolerantIterableDataset(StatefulIterableDataset[Any]):
 
 def _tried(make: Callable[[], Any], name: str, at_most: int) -> Any:
     """What a record makes, or SKIP; where no batch is being built, what it raises."""
-    batch = _batch.own()
+    batch = _batch.whole()
     if batch is None:
         return make()
     try:

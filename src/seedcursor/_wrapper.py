@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import random
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
-from seedcursor import _batch, _checks, _record, _rng
+from seedcursor import _checks, _record, _rng
 from seedcursor._around import Around, map_style
 from seedcursor._dataset import StatefulDataset
-from seedcursor._keyed import as_drawn, hand_epoch
+from seedcursor._keyed import as_drawn, globals_to_key, hand_epoch
 from seedcursor._record import Index
 
 
@@ -110,11 +108,7 @@ class SeededDataset(Around, StatefulDataset[Any]):
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
         drawn = as_drawn(self, indices)
         keys = _rng.global_keys(_checks.seed(self.seed), self.epoch, drawn, "global")
-        # Whoever builds the batch has set the process's own RNGs aside, and a worker has none.
-        if _batch.own() is not None or _is_workers_main_thread():
-            return self._fetch(indices, keys)
-        # A thread that helps with a batch must not wait, for the batch waits for it.
-        with _rng.globals_aside(patience=0 if _batch.any_building() else _rng.PATIENCE):
+        with globals_to_key():
             return self._fetch(indices, keys)
 
     def _fetch(self, indices: Sequence[Any], keys: list[bytes]) -> list[Any]:
@@ -150,10 +144,6 @@ class SeededDataset(Around, StatefulDataset[Any]):
             ``base[index]``.
         """
         return self.base[index]
-
-
-def _is_workers_main_thread() -> bool:
-    return get_worker_info() is not None and threading.current_thread() is threading.main_thread()
 
 
 def _probe() -> tuple[float, float, float]:
