@@ -112,7 +112,7 @@ def adapter(wrap: Callable[[Any], Dataset[Any]], chain: Callable[[], Any]) -> Co
         at_most=1.05,
         ours=lambda: seconds(lambda: exhaust(ours)),
         theirs=lambda: seconds(lambda: exhaust(theirs)),
-        pairs=11,
+        pairs=7,
     )
 
 
@@ -152,7 +152,7 @@ def pass_without_draws(dataset: Dataset[Any], workers: int, at_most: float) -> C
         at_most=at_most,
         ours=lambda: seconds(lambda: exhaust(ours)),
         theirs=lambda: seconds(lambda: exhaust(theirs)),
-        pairs=21,
+        pairs=9,
     )
 
 
@@ -262,7 +262,7 @@ def first_batch() -> Comparison:
         at_most=0.2,
         ours=lambda: seconds(_first_batch_of_many),
         theirs=lambda: seconds(lambda: torch.randperm(10**6)),
-        pairs=31,
+        pairs=15,
     )
 
 
@@ -316,7 +316,7 @@ def plan_step() -> Comparison:
         at_most=1.2,
         ours=lambda: seconds(lambda: _planned(many, 10**11), calls=3),
         theirs=lambda: seconds(lambda: _planned(few, 10**5), calls=3),
-        pairs=31,
+        pairs=15,
     )
 
 

@@ -46,8 +46,9 @@ def test_snippets_run(snippet, output, tmp_path):
         pytest.importorskip("torchvision")
     command = [sys.executable, "-c", snippet]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, unlogged(done.stderr)) == (0, [])
-    assert done.stdout == output
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
+    # Lightning tells of devices and files there.
+    assert "lightning" in snippet or unlogged(done.stderr) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import time
 from typing import NamedTuple
 
 import attrs
-import cv2
 import numpy as np
 import torch
 from torch.utils.data import (
@@ -30,7 +29,6 @@ from seedcursor import (
     StatefulDataset,
     StatefulIterableDataset,
     sample_rng,
-    seed_worker,
 )
 
 N = 17
@@ -371,16 +369,6 @@ def matrix(self, index):
 def more_threads(self, index):
     torch.set_num_threads(16)
     return torch.ones(2) * index
-
-
-def blurred(self, index):
-    photo = np.full((1000, 1000, 3), index % 256, np.uint8)
-    return cv2.GaussianBlur(photo, (9, 9), 0)[0, 0]
-
-
-def blurred_by_many(self, index):
-    cv2.setNumThreads(16)
-    return blurred(self, index)
 
 
 # Streams.
@@ -756,7 +744,6 @@ FAULTY = [
     ),
     animal("matrix", "threads", lambda: Base(matrix)),
     animal("more threads", "threads", lambda: Base(more_threads)),
-    animal("opencv", "threads", lambda: Base(blurred_by_many)),
     animal("lambda", "start-method", Unpicklable, spawn=True),
     animal("hash", "start-method", Hashed, spawn=True),
     animal("ignores start", "resume", FromTheBeginning),
@@ -838,5 +825,4 @@ RIGHT = [
         lambda: StatefulDataLoader(VisionLike(Jitter()), batch_size=3, num_workers=2),
     ),
     animal("stateful stream", "", lambda: StatefulDataLoader(Ours(), batch_size=3)),
-    animal("opencv, capped", "", lambda: fast_loader(Base(blurred), worker_init_fn=seed_worker)),
 ]

@@ -160,6 +160,7 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """This rank's batches from the position on; without `track`, only their end moves it."""
+        self._check_readers()
         if self._tracked is None and self._plan.progress.told:
             self._plan.progress.told = False
             warnings.warn(
@@ -183,7 +184,6 @@ class StatefulBatchSampler(Positioned, Sampler[list[int]]):
 
     def _begin(self, run: Run) -> Iterator[Step]:
         self._tracked = None
-        self._check_readers()
         start = run.begin()
         _keyed.hand_epoch(self._dataset, start.epoch)
         if start.epoch != self._forked_epoch and multiprocessing.active_children():

@@ -50,7 +50,7 @@ class ExactResume(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Put the counters of a resumed epoch right."""
         loaders = _loaders(trainer)
-        if loaders and trainer.fit_loop.restarting:
+        if loaders and trainer.fit_loop.restarting and self._is_first(trainer):
             _count_epoch_once(trainer)
             _count_from_zero(trainer, loaders[0])
             if self._saved_spans not in (None, _spans(trainer, loaders)):
@@ -71,7 +71,7 @@ class ExactResume(Callback):
     ) -> None:
         """Save the position before a batch that is not trained on yet, and what a step covers."""
         loaders = _loaders(trainer)
-        if not loaders:
+        if not loaders or not self._is_first(trainer):
             return
         checkpoint[_KEY] = _spans(trainer, loaders)
         loop = trainer.fit_loop
@@ -87,6 +87,10 @@ class ExactResume(Callback):
                 UserWarning,
                 stacklevel=2,
             )
+
+    def _is_first(self, trainer: Trainer) -> bool:
+        # One that was added by hand comes before the one that Lightning finds.
+        return next(each for each in trainer.callbacks if isinstance(each, ExactResume)) is self
 
     def _note(self, trainer: Trainer) -> None:
         combined = trainer.fit_loop._combined_loader
