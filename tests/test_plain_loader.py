@@ -1,5 +1,9 @@
 """The plain ``DataLoader`` with our batch sampler: killed and resumed, and what can't be exact."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from children import run
 from samples import Keyed, flat
@@ -89,3 +93,10 @@ def test_an_epoch_that_persistent_workers_would_not_see_is_warned_of():
     loader = DataLoader(dataset, **options)
     sampler.set_epoch(3)
     assert {epoch for _, epoch in flat(sampler.track(loader))} == {3}
+
+
+def test_the_example_is_exact():
+    example = Path(__file__).parent.parent / "examples" / "with_dataloader.py"
+    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "killed at step 20: all 30 losses and batches are identical\n"
