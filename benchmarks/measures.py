@@ -112,7 +112,7 @@ def adapter(wrap: Callable[[Any], Dataset[Any]], chain: Callable[[], Any]) -> Co
         at_most=1.05,
         ours=lambda: seconds(lambda: exhaust(ours)),
         theirs=lambda: seconds(lambda: exhaust(theirs)),
-        pairs=7,
+        pairs=5,
     )
 
 
@@ -349,7 +349,7 @@ def memory() -> Comparison:
         at_most=1.0,
         ours=_in_fresh_process,
         theirs=lambda: 5e6,
-        pairs=3,
+        pairs=1,
         unit=BYTES,
     )
 
