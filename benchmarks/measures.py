@@ -13,7 +13,6 @@ from typing import Any
 import cv2
 import numpy as np
 import torch
-from attrs import evolve
 from pipelines import Photos
 from samples import (
     Ints,
@@ -276,30 +275,41 @@ def mixture() -> Comparison:
     Of 16 sources of a million records, in one call. Theirs is what people write by hand: a weighted
     choice per position, and the next index of a shuffled order of that source, made beforehand.
     """
-    positions, sources = 400_000, 16
-    weights = (np.random.default_rng(0).random(sources) + 0.1).tolist()
-    mixed = Mixture(
-        {str(k): (range(LARGE), weight) for k, weight in enumerate(weights)}, length=HUGE
-    )
-    orders = [torch.randperm(LARGE).tolist() for _ in range(sources)]
+    weights = _weights()
+    orders = [torch.randperm(LARGE).tolist() for _ in weights]
 
     def by_hand() -> list[tuple[int, int]]:
         records = [iter(order) for order in orders]
-        chosen = random.choices(range(sources), weights, k=positions)
+        chosen = random.choices(range(len(weights)), weights, k=_MIXED)
         return [(source, next(records[source])) for source in chosen]
 
-    return Comparison(
-        against="random.choices, next() of a source's order",
-        at_most=1.0,
-        ours=lambda: seconds(lambda: mixed.draws(HUGE // 2, HUGE // 2 + positions)) / positions,
-        theirs=lambda: seconds(by_hand) / positions,
-        pairs=15,
-    )
+    return _mixture("random.choices, next() of a source's order", lambda: seconds(by_hand) / _MIXED)
 
 
 def mixture_position() -> Comparison:
     """What `mixture` costs for a position, against what it may cost."""
-    return evolve(mixture(), against="0.5 us for a position", theirs=lambda: 5e-7)
+    return _mixture("0.5 us for a position", lambda: 5e-7)
+
+
+_MIXED = 400_000  # positions
+
+
+def _weights() -> list[float]:
+    weights: list[float] = (np.random.default_rng(0).random(16) + 0.1).tolist()
+    return weights
+
+
+def _mixture(against: str, theirs: Callable[[], float]) -> Comparison:
+    mixed = Mixture(
+        {str(k): (range(LARGE), weight) for k, weight in enumerate(_weights())}, length=HUGE
+    )
+    return Comparison(
+        against=against,
+        at_most=1.0,
+        ours=lambda: seconds(lambda: mixed.draws(HUGE // 2, HUGE // 2 + _MIXED)) / _MIXED,
+        theirs=theirs,
+        pairs=15,
+    )
 
 
 def plan_step() -> Comparison:

@@ -5,13 +5,11 @@
 
 import os
 import signal
-import sys
-import tempfile
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from killed import compare_parts
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -51,7 +49,7 @@ def train(folder: Path, workers: int, kill: bool) -> None:
     if saved:
         accelerator.load_state(str(folder / str(saved)))
     step = saved
-    with (folder / f"from-{saved}.txt").open("w") as log:
+    with (folder / f"log{len(list(folder.glob('*.txt')))}.txt").open("w") as log:
         for _ in range(loader.epoch, EPOCHS):
             for pixels, labels in loader:
                 loss = nn.functional.cross_entropy(model(pixels), labels)
@@ -67,27 +65,5 @@ def train(folder: Path, workers: int, kill: bool) -> None:
                     os.replace(folder / "new", folder / str(step))
 
 
-def run(folder: Path, workers: int, kill: bool = False) -> list[str]:
-    """Train in a process of its own, and return the newest log."""
-    folder.mkdir(exist_ok=True)
-    process = get_context("fork").Process(target=train, args=(folder, workers, kill))
-    process.start()
-    process.join()
-    assert process.exitcode == (-signal.SIGKILL if kill else 0)
-    return max(folder.glob("*.txt"), key=lambda log: log.stat().st_mtime_ns).read_text().split()
-
-
-def compare() -> bool:
-    """Whether the losses are the same to the bit."""
-    with tempfile.TemporaryDirectory() as folder:
-        whole = run(Path(folder, "whole"), workers=0)
-        killed = run(Path(folder, "parts"), workers=2, kill=True)
-        resumed = run(Path(folder, "parts"), workers=0)
-    print(f"killed after step {len(killed)}, resumed after step {len(whole) - len(resumed)}")
-    same = killed == whole[: len(killed)] and resumed == whole[-len(resumed) :]
-    print(f"{len(resumed)} losses after the resume: {'identical' if same else 'NOT identical'}")
-    return same
-
-
 if __name__ == "__main__":
-    sys.exit(not compare())
+    compare_parts(train, killed="after")

@@ -4,14 +4,13 @@
 killed by SIGKILL and resumed with fewer workers, and compares every loss and every sample.
 """
 
-import multiprocessing
 import os
 import signal
-import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
+from killed import compare
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -19,7 +18,6 @@ from torch.utils.data import DataLoader
 from seedcursor import StatefulBatchSampler, StatefulDataset
 
 EPOCHS, KILL_AT = 2, 20  # of 15 steps each
-FORK = multiprocessing.get_context("fork")
 
 
 class Digits(StatefulDataset[tuple[Tensor, int, int]]):
@@ -35,7 +33,7 @@ class Digits(StatefulDataset[tuple[Tensor, int, int]]):
         return torch.from_numpy(pixels).float(), int(self.labels[index]), index
 
 
-def train(folder: Path, workers: int, kill_at: int) -> None:
+def train(folder: Path, workers: int, kill_at: int = 0) -> None:
     """Train from the checkpoint on, if there is one."""
     torch.manual_seed(0)
     dataset = Digits(seed=7)
@@ -64,21 +62,9 @@ def train(folder: Path, workers: int, kill_at: int) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(folder: Path) -> None:
-    """Train whole, and killed and resumed, and compare."""
-    for name, workers, kill_at in (("whole", 0, 0), ("killed", 2, KILL_AT), ("killed", 1, 0)):
-        (folder / name).mkdir(exist_ok=True)
-        job = FORK.Process(target=train, args=(folder / name, workers, kill_at))
-        job.start()
-        job.join()
-        assert job.exitcode == (-signal.SIGKILL if kill_at else 0), job.exitcode
-    whole, killed = ((folder / name / "log").read_text() for name in ("whole", "killed"))
-    if whole != killed:
-        sys.exit("the losses differ")
-    steps = len(whole.splitlines())
-    print(f"killed at step {KILL_AT}: all {steps} losses and batches are identical")
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        main(Path(temporary))
+    compare(
+        partial(train, workers=0),
+        partial(train, workers=2, kill_at=KILL_AT),
+        partial(train, workers=1),
+    )

@@ -4,23 +4,21 @@
 once killed by SIGKILL, and compares every loss and every sample.
 """
 
-import multiprocessing
 import os
 import signal
-import sys
-import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
 import torch
+from killed import compare
 from sklearn.datasets import load_digits
 from torch import nn
 
 from seedcursor import SeededDataset, StatefulDataLoader
 
 EPOCHS, KILL_AT = 2, 20  # of 15 steps each
-FORK = multiprocessing.get_context("fork")
 
 
 def noisy(rows: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +34,7 @@ def digits() -> Any:
     return SeededDataset(datasets.Dataset.from_dict(columns).with_transform(noisy), seed=7)
 
 
-def train(folder: Path, kill_at: int) -> None:
+def train(folder: Path, kill_at: int = 0) -> None:
     """Train from the checkpoint on, if there is one."""
     torch.manual_seed(0)
     loader: Any = StatefulDataLoader(digits(), batch_size=120, shuffle=True, num_workers=2)
@@ -65,21 +63,5 @@ def train(folder: Path, kill_at: int) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(folder: Path) -> None:
-    """Train whole, and killed and resumed, and compare."""
-    for name, kill_at in (("whole", 0), ("killed", KILL_AT), ("killed", 0)):
-        (folder / name).mkdir(exist_ok=True)
-        job = FORK.Process(target=train, args=(folder / name, kill_at))
-        job.start()
-        job.join()
-        assert job.exitcode == (-signal.SIGKILL if kill_at else 0), job.exitcode
-    whole, killed = ((folder / name / "log").read_text() for name in ("whole", "killed"))
-    if whole != killed:
-        sys.exit("the losses differ")
-    steps = len(whole.splitlines())
-    print(f"killed at step {KILL_AT}: all {steps} losses and batches are identical")
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        main(Path(temporary))
+    compare(train, partial(train, kill_at=KILL_AT), train)

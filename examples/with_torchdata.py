@@ -4,16 +4,15 @@
 once killed by SIGKILL, and compares every loss and every sample.
 """
 
-import multiprocessing
 import os
 import signal
-import sys
-import tempfile
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from killed import compare
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -21,7 +20,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from seedcursor import StatefulBatchSampler, StatefulDataset
 
 EPOCHS, KILL_AT = 2, 20  # of 15 steps each
-FORK = multiprocessing.get_context("fork")
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
 
@@ -38,7 +36,7 @@ class Digits(StatefulDataset[tuple[Tensor, int, int]]):
         return torch.from_numpy(pixels).float(), int(self.labels[index]), index
 
 
-def train(folder: Path, kill_at: int) -> None:
+def train(folder: Path, kill_at: int = 0) -> None:
     """Train from the checkpoint on, if there is one."""
     torch.manual_seed(0)
     dataset = Digits(seed=7)
@@ -73,21 +71,5 @@ def train(folder: Path, kill_at: int) -> None:
                     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(folder: Path) -> None:
-    """Train whole, and killed and resumed, and compare."""
-    for name, kill_at in (("whole", 0), ("killed", KILL_AT), ("killed", 0)):
-        (folder / name).mkdir(exist_ok=True)
-        job = FORK.Process(target=train, args=(folder / name, kill_at))
-        job.start()
-        job.join()
-        assert job.exitcode == (-signal.SIGKILL if kill_at else 0), job.exitcode
-    whole, killed = ((folder / name / "log").read_text() for name in ("whole", "killed"))
-    if whole != killed:
-        sys.exit("the losses differ")
-    steps = len(whole.splitlines())
-    print(f"killed at step {KILL_AT}: all {steps} losses and batches are identical")
-
-
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as temporary:
-        main(Path(temporary))
+    compare(train, partial(train, kill_at=KILL_AT), train)

@@ -5,13 +5,11 @@
 
 import os
 import signal
-import sys
-import tempfile
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from killed import compare_parts
 from sklearn.datasets import load_digits
 from torch import nn
 from transformers import PrinterCallback, Trainer, TrainingArguments
@@ -87,27 +85,5 @@ def train(folder: Path, workers: int, kill: bool) -> None:
         trainer.train(resume_from_checkpoint=saved)
 
 
-def run(folder: Path, workers: int, kill: bool = False) -> list[str]:
-    """Train in a process of its own, and return the newest log."""
-    folder.mkdir(exist_ok=True)
-    process = get_context("fork").Process(target=train, args=(folder, workers, kill))
-    process.start()
-    process.join()
-    assert process.exitcode == (-signal.SIGKILL if kill else 0)
-    return max(folder.glob("*.txt")).read_text().split()
-
-
-def compare() -> bool:
-    """Whether the losses are the same to the bit."""
-    with tempfile.TemporaryDirectory() as folder:
-        whole = run(Path(folder, "whole"), workers=0)
-        killed = run(Path(folder, "parts"), workers=2, kill=True)
-        resumed = run(Path(folder, "parts"), workers=0)
-    print(f"killed in step {len(killed)}, resumed after step {len(whole) - len(resumed)}")
-    same = killed == whole[: len(killed)] and resumed == whole[-len(resumed) :]
-    print(f"{len(resumed)} losses after the resume: {'identical' if same else 'NOT identical'}")
-    return same
-
-
 if __name__ == "__main__":
-    sys.exit(not compare())
+    compare_parts(train, killed="in")

@@ -1,14 +1,10 @@
 """The plain ``DataLoader`` with our batch sampler: killed and resumed, and what can't be exact."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from children import run
 from samples import Keyed, flat
-from torch.utils.data import DataLoader, Dataset, Subset
-from training import EPOCHS, N, Noisy, check_nothing_skipped, steps, train
+from torch.utils.data import DataLoader, Subset
+from training import EPOCHS, Foreign, N, Noisy, check_nothing_skipped, steps, train
 
 from seedcursor import StatefulBatchSampler
 
@@ -67,24 +63,8 @@ def test_another_world_size_and_batch_size(world_size):
     assert sorted(flat(heads + tails)) == [Keyed(N)[k] for k in range(N)]
 
 
-class Foreign(Dataset):
-    """An epoch of its own, which workers that run already don't see."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return index, self.epoch
-
-
 def test_an_epoch_that_persistent_workers_would_not_see_is_warned_of():
-    dataset = Subset(Foreign(), range(N))
+    dataset = Subset(Foreign(N), range(N))
     sampler = StatefulBatchSampler(dataset, 4)
     options = {"batch_sampler": sampler, "num_workers": 1, "collate_fn": list}
     loader = DataLoader(dataset, persistent_workers=True, **options)
@@ -93,10 +73,3 @@ def test_an_epoch_that_persistent_workers_would_not_see_is_warned_of():
     loader = DataLoader(dataset, **options)
     sampler.set_epoch(3)
     assert {epoch for _, epoch in flat(sampler.track(loader))} == {3}
-
-
-def test_the_example_is_exact():
-    example = Path(__file__).parent.parent / "examples" / "with_dataloader.py"
-    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "killed at step 20: all 30 losses and batches are identical\n"

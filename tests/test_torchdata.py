@@ -1,19 +1,16 @@
 """Our datasets and our batch sampler in torchdata's ``StatefulDataLoader``, by its own state."""
 
 import copy
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from children import run
 from samples import Keyed, KeyedStream, Plain, flat
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
-from training import Noisy, check_nothing_skipped, loaded, steps, train
+from training import Foreign, Noisy, check_nothing_skipped, loaded, steps, train
 
 import seedcursor
 from seedcursor import SeededDataset, StatefulBatchSampler, StatefulIterableDataset
@@ -275,24 +272,8 @@ def test_a_stream_is_opened_where_it_resumes():
     assert after.opened == [8]
 
 
-class Foreign(Dataset):
-    """An epoch of its own, which forked workers must find set."""
-
-    def __init__(self):
-        self.epoch = 0
-
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return index, self.epoch
-
-
 def foreign():
-    dataset = Foreign()
+    dataset = Foreign(N)
     sampler = StatefulBatchSampler(dataset, BATCH)
     loader = StatefulDataLoader(
         dataset, batch_sampler=sampler, num_workers=2, collate_fn=list, generator=torch.Generator()
@@ -413,10 +394,3 @@ def test_a_killed_run_goes_on_to_the_bit(dataset, options, tmp_path):
     run(train, tmp_path, "resumed", setup)
     assert steps(tmp_path, "killed") + steps(tmp_path, "resumed") == full
     check_nothing_skipped(tmp_path, "resumed")
-
-
-def test_the_example_is_exact():
-    example = Path(__file__).parent.parent / "examples" / "with_torchdata.py"
-    done = subprocess.run([sys.executable, example], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "killed at step 20: all 30 losses and batches are identical\n"

@@ -6,6 +6,7 @@ import os
 import torch
 from children import die
 from torch import nn
+from torch.utils.data import Dataset
 
 from seedcursor import StatefulDataset, load_rng_state_dict, rng_state_dict
 
@@ -32,6 +33,23 @@ class Noisy(StatefulDataset):
     def __getitem__(self, index):
         loaded(self.path, index)
         return index, torch.from_numpy(self.rng(index).normal(index, 1, 3))
+
+
+class Foreign(Dataset):
+    """An epoch of its own, which workers that run already don't see."""
+
+    def __init__(self, n):
+        self.n = n
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        return index, self.epoch
 
 
 def train(folder, name, setup, kill_at=None):

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 SEED_LIMIT = 2**128
 EPOCH_LIMIT = 2**32
@@ -60,3 +64,15 @@ def stream(value: object) -> str | None:
         f"stream must be a str or None, got {shown(value)} of type {type(value).__name__}; "
         "name it after what it draws, such as 'crop'"
     )
+
+
+def one_each(name: str, what: str, kinds: str, values: Any) -> NDArray[Any]:
+    """An argument with a value for each record."""
+    given = np.asarray(values)
+    if given.size and given.dtype.kind not in kinds:
+        raise TypeError(f"{name} must be {what}, one for each record, got {shown(values)}")
+    if given.ndim != 1 or not given.size:
+        raise ValueError(
+            f"{name} must be in one dimension and not empty, got the shape {given.shape}"
+        )
+    return given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,30 @@ from seedcursor import _checks
 _SLICE = 4096
 
 
-class KeyedSampler(Sampler[Any]):
+T_co = TypeVar("T_co", covariant=True)
+
+
+class _Seeded(Sampler[T_co]):
+    """A sampler with a seed, and with an epoch for a plain ``DataLoader``."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = None if seed is None else _checks.seed(seed)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch for a plain ``DataLoader``; under a ``StatefulDataLoader`` its own rules.
+
+        Args:
+            epoch: In ``[0, 2**32)``.
+
+        Raises:
+            TypeError: Not an integer.
+            ValueError: Out of range.
+        """
+        self._epoch = _checks.epoch(epoch)
+
+
+class KeyedSampler(_Seeded[Any]):
     """An order that is a function of ``(seed, epoch, position)``, for ``sampler=``.
 
     A subclass says which index stands at which positions; so a ``StatefulDataLoader`` resumes
@@ -42,10 +65,6 @@ class KeyedSampler(Sampler[Any]):
         [0, 0, 1, 1, 2, 2, 3, 3]
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = None if seed is None else _checks.seed(seed)
-        self._epoch = 0
-
     def at(self, seed: int, epoch: int, positions: NDArray[np.int64]) -> Sequence[Any]:
         """The indices at some positions of an epoch.
 
@@ -68,18 +87,6 @@ class KeyedSampler(Sampler[Any]):
             f"{type(self).__name__} must define __len__, the number of positions in an epoch"
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch for a plain ``DataLoader``; under a ``StatefulDataLoader`` its own rules.
-
-        Args:
-            epoch: In ``[0, 2**32)``.
-
-        Raises:
-            TypeError: Not an integer.
-            ValueError: Out of range.
-        """
-        self._epoch = _checks.epoch(epoch)
-
     def __iter__(self) -> Iterator[Any]:
         length = len(self)
         for start in range(0, length, _SLICE):
@@ -87,16 +94,12 @@ class KeyedSampler(Sampler[Any]):
             yield from listed(self.at(self.seed or 0, self._epoch, positions))
 
 
-class KeyedBatchSampler(Sampler[list[int]]):
+class KeyedBatchSampler(_Seeded[list[int]]):
     """Batches that are a function of ``(seed, epoch)``, with random access by position.
 
     Args:
         seed: In ``[0, 2**128)``; by default that of the loader, in a plain ``DataLoader`` 0.
     """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = None if seed is None else _checks.seed(seed)
-        self._epoch = 0
 
     def num_samples(self) -> int:
         """Samples in an epoch, all batches together."""
@@ -111,18 +114,6 @@ class KeyedBatchSampler(Sampler[list[int]]):
             start: How many samples were delivered already. Within a batch, its rest comes first.
         """
         raise NotImplementedError
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch for a plain ``DataLoader``; under a ``StatefulDataLoader`` its own rules.
-
-        Args:
-            epoch: In ``[0, 2**32)``.
-
-        Raises:
-            TypeError: Not an integer.
-            ValueError: Out of range.
-        """
-        self._epoch = _checks.epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.batches(self.seed or 0, self._epoch, 0)

@@ -162,15 +162,7 @@ def _shuffled(count: int, seed: int, epoch: int, what: str) -> NDArray[np.int64]
 
 
 def _checked(lengths: Any) -> NDArray[np.int64]:
-    given = np.asarray(lengths)
-    if given.size and given.dtype.kind not in "iu":
-        raise TypeError(
-            f"lengths must be integers, one for each record, got {_checks.shown(lengths)}"
-        )
-    if given.ndim != 1 or not given.size:
-        raise ValueError(
-            f"lengths must be in one dimension and not empty, got the shape {given.shape}"
-        )
+    given = _checks.one_each("lengths", "integers", "iu", lengths)
     if given.min() < 0:
         raise ValueError(
             f"lengths must not be negative, got {given.min()} at index {given.argmin()}"

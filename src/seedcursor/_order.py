@@ -232,20 +232,21 @@ class BatchSamplerOrder:
 class KeyedBatchSamplerOrder(BatchSamplerOrder):
     """The batches of a batch sampler that has random access."""
 
+    _batch_sampler: KeyedBatchSampler
+
     def __init__(self, batch_sampler: KeyedBatchSampler, seed: int) -> None:
         super().__init__(batch_sampler, seed if batch_sampler.seed is None else batch_sampler.seed)
-        self._batches = batch_sampler
 
     @property
     def length(self) -> int:
-        return self._batches.num_samples()
+        return self._batch_sampler.num_samples()
 
     @property
     def digest(self) -> int | None:
-        return getattr(self._batches, "_order_digest", None)
+        return getattr(self._batch_sampler, "_order_digest", None)
 
     def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
-        batches = self._batches.batches(self._seed, start.epoch, start.cursor)
+        batches = self._batch_sampler.batches(self._seed, start.epoch, start.cursor)
         return [], lambda count: list(itertools.islice(batches, count))
 
 

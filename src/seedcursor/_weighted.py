@@ -293,7 +293,7 @@ def _alias_table(
 
 
 def _weights(weights: Any) -> NDArray[np.float64]:
-    given = _one_each("weights", "numbers", "biuf", weights).astype(np.float64)
+    given = _checks.one_each("weights", "numbers", "biuf", weights).astype(np.float64)
     wrong = np.flatnonzero(~((given >= 0) & (given < np.inf)))
     if wrong.size:
         raise ValueError(
@@ -305,20 +305,8 @@ def _weights(weights: Any) -> NDArray[np.float64]:
 
 
 def _class_numbers(labels: Any) -> NDArray[np.int64]:
-    given = _one_each("labels", "ints or strings", "biuUS", labels)
+    given = _checks.one_each("labels", "ints or strings", "biuUS", labels)
     return np.unique(given, return_inverse=True)[1]
-
-
-def _one_each(name: str, what: str, kinds: str, values: Any) -> NDArray[Any]:
-    """An argument with a value for each record."""
-    given = np.asarray(values)
-    if given.size and given.dtype.kind not in kinds:
-        raise TypeError(f"{name} must be {what}, one for each record, got {_checks.shown(values)}")
-    if given.ndim != 1 or not given.size:
-        raise ValueError(
-            f"{name} must be in one dimension and not empty, got the shape {given.shape}"
-        )
-    return given
 
 
 def _num_samples(given: int | None, default: int) -> int:

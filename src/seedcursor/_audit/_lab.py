@@ -344,7 +344,8 @@ class Lab:
         crew, target = self.crew, self.target
         if isinstance(target, StatefulDataLoader):
             crew = evolve(crew, seed=target._plan.seed, init=target.worker_init_fn)
-        if not crew.num_workers:
+        # The two are compared for plain loaders only.
+        if not crew.num_workers or self.is_stateful:
             records = self.read_by(crew)[0]
             return records, records
         first, second = self.read_by(crew, evolve(crew, persistent=True))

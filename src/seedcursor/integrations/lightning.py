@@ -93,8 +93,9 @@ class ExactResume(Callback):
         return next(each for each in trainer.callbacks if isinstance(each, ExactResume)) is self
 
     def _note(self, trainer: Trainer) -> None:
-        combined = trainer.fit_loop._combined_loader
-        self._before = [] if combined is None else combined._state_dicts()
+        # Not for others' loaders, whose states may cost much at each batch.
+        if _loaders(trainer):
+            self._before = trainer.fit_loop._combined_loader._state_dicts()
 
 
 def callbacks() -> list[Callback]:
