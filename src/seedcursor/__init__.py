@@ -17,6 +17,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _fetch  _mixture  _tolerant  _wrapper
 #   _pass
 #   _loader
+#   _shards
 #   _audit  testing  __main__
 from seedcursor._audit._report import AuditReport as AuditReport
 from seedcursor._audit._report import Finding as Finding
@@ -37,6 +38,10 @@ from seedcursor._process import load_rng_state_dict as load_rng_state_dict
 from seedcursor._process import rng_state_dict as rng_state_dict
 from seedcursor._record import Occurrence as Occurrence
 from seedcursor._sampler import StatefulBatchSampler as StatefulBatchSampler
+from seedcursor._shards._dataset import ShardedDataset as ShardedDataset
+from seedcursor._shards._format import ShardFormat as ShardFormat
+from seedcursor._shards._index import index_shards as index_shards
+from seedcursor._shards._windows import WindowedSampler as WindowedSampler
 from seedcursor._tolerant import TolerantDataset as TolerantDataset
 from seedcursor._tolerant import TolerantIterableDataset as TolerantIterableDataset
 from seedcursor._weighted import BalancedSampler as BalancedSampler

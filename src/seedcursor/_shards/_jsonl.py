@@ -1,0 +1,214 @@
+"""JSON Lines, plain and compressed by gzip."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from attrs import frozen
+
+from seedcursor._shards._format import ShardFormat
+from seedcursor._shards._source import Source
+
+_PIECE = 2**16
+
+
+class JsonLines(ShardFormat):
+    """A JSON value on each line; blank lines are passed over."""
+
+    name = "jsonl"
+    suffixes: tuple[str, ...] = (".jsonl", ".ndjson", ".jsonlines")
+
+    def scan(self, source: Source, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
+        """Cut between lines: records, first byte, last byte + 1.
+
+        Args:
+            source: The shard.
+            chunk_bytes: A chunk is larger by less than a line.
+        """
+        with source.open() as file:
+            start = 0
+            while lines := file.readlines(chunk_bytes):
+                stop = start + sum(map(len, lines))
+                yield len(lines) - sum(map(bytes.isspace, lines)), start, stop
+                start = stop
+
+    def read(self, source: Source, where: tuple[int, ...]) -> Sequence[Any]:
+        """The lines, each decoded when it is asked for.
+
+        Args:
+            source: The shard.
+            where: First byte, last byte + 1.
+        """
+        return _Lines(self, source, where, _lines(self.data(source, where)))
+
+    def data(self, source: Source, where: tuple[int, ...]) -> bytes:
+        """A chunk's text.
+
+        Args:
+            source: The shard.
+            where: As `scan` gave it.
+        """
+        return source.read(*where)
+
+    def before(self, source: Source, where: tuple[int, ...]) -> Iterator[bytes]:
+        """The text before a chunk, in pieces.
+
+        Args:
+            source: The shard.
+            where: As `scan` gave it.
+        """
+        with source.open() as file:
+            for start in range(0, where[0], _PIECE):
+                yield file.read(min(_PIECE, where[0] - start))
+
+
+class GzipJsonLines(JsonLines):
+    """JSON Lines compressed by gzip, in one member or in many, one after another.
+
+    Decompression can start only where a member starts, so chunks are cut there. A file in one piece
+    is one chunk, which is read, and held, whole.
+    """
+
+    name = "jsonl.gz"
+    suffixes = (".jsonl.gz", ".ndjson.gz", ".jsonlines.gz", ".json.gz")
+
+    def scan(self, source: Source, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
+        """Cut at the first line of a member: records, the member's byte, bytes to skip, bytes.
+
+        The last two count what is decompressed.
+
+        Args:
+            source: The shard.
+            chunk_bytes: Smaller members are put together until they are as large.
+        """
+        records = place = skip = start = at = 0
+        line: list[bytes] = []  # what there is of the line that isn't at its end yet
+        fresh: tuple[int, int] | None = None  # a member to cut at, and where its text starts
+        for member, text in _inflated(source, 0):
+            if member is not None and fresh is None and at - start >= chunk_bytes:
+                fresh = member, at
+            rest = text
+            if fresh is not None:
+                end = text.find(b"\n") + 1 if line else 0
+                if end or not line:
+                    records += _count(b"".join([*line, text[:end]]))
+                    at += end
+                    yield records, place, skip, at - start
+                    records, place, skip, start = 0, fresh[0], at - fresh[1], at
+                    line, fresh, rest = [], None, text[end:]
+            at += len(rest)
+            end = rest.rfind(b"\n") + 1
+            if end:
+                records += _count(b"".join([*line, rest[:end]]))
+                line = []
+            if rest[end:]:
+                line.append(rest[end:])
+        yield records + _count(b"".join(line)), place, skip, at - start
+
+    def data(self, source: Source, where: tuple[int, ...]) -> bytes:
+        """A chunk's text.
+
+        Args:
+            source: The shard.
+            where: As `scan` gave it.
+        """
+        place, skip, length = where
+        pieces, have = [], 0
+        for _, piece in _inflated(source, place):
+            pieces.append(piece)
+            have += len(piece)
+            if have >= skip + length:
+                break
+        return b"".join(pieces)[skip : skip + length]
+
+    def before(self, source: Source, where: tuple[int, ...]) -> Iterator[bytes]:
+        """The text before a chunk, in pieces.
+
+        Args:
+            source: The shard.
+            where: As `scan` gave it.
+        """
+        place, skip, _ = where
+        at: int | None = None
+        for member, piece in _inflated(source, 0):
+            at = 0 if member == place else at
+            if at is None:
+                yield piece
+            else:
+                yield piece[: max(0, skip - at)]
+                at += len(piece)
+                if at >= skip:
+                    return
+
+
+@frozen
+class _Lines(Sequence[Any]):
+    """Lines of JSON, decoded one by one."""
+
+    reader: JsonLines
+    source: Source
+    where: tuple[int, ...]
+    lines: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, k: int) -> Any: ...
+    @overload
+    def __getitem__(self, k: slice) -> Sequence[Any]: ...
+    def __getitem__(self, k: int | slice) -> Any:
+        if isinstance(k, slice):
+            return [self[place] for place in range(*k.indices(len(self)))]
+        try:
+            return json.loads(self.lines[k])
+        except ValueError as error:
+            raise self._bad(k, error) from error
+
+    def _bad(self, k: int, error: ValueError) -> ValueError:
+        """Find the line in the file, which costs reading it up to there."""
+        line = byte = 0
+        for piece in self.reader.before(self.source, self.where):
+            line += piece.count(b"\n")
+            byte += len(piece)
+        lines = self.reader.data(self.source, self.where).split(b"\n")
+        found = [number for number, text in enumerate(lines) if text and not text.isspace()][k]
+        byte += sum(len(text) + 1 for text in lines[:found])
+        what = f"line {line + found + 1} is not JSON: {error}"
+        return self.source.bad(byte, what)
+
+
+def _lines(text: bytes) -> list[bytes]:
+    return [line for line in text.split(b"\n") if line and not line.isspace()]
+
+
+def _count(text: bytes) -> int:
+    return len(_lines(text))
+
+
+def _inflated(source: Source, start: int) -> Iterator[tuple[int | None, bytes]]:
+    """What is decompressed from a member on; with a member's first piece, the member's byte."""
+    with source.open() as file:
+        file.seek(start)
+        data = file.read(_PIECE)
+        while data:
+            decoder = zlib.decompressobj(wbits=31)
+            member = file.tell() - len(data)
+            first: int | None = member
+            while not decoder.eof:
+                if not data:
+                    what = f"ends within the gzip member that starts at byte {member}"
+                    raise source.bad(file.tell(), what)
+                try:
+                    piece = decoder.decompress(data)
+                except zlib.error as error:
+                    what = f"the gzip member that starts here is broken: {error}"
+                    raise source.bad(member, what) from error
+                yield first, piece
+                first, data = None, decoder.unused_data or file.read(_PIECE)
+            # Zeros may follow, which gzip passes over too.
+            while data and not (data := data.lstrip(b"\0")):
+                data = file.read(_PIECE)
