@@ -41,15 +41,17 @@ class Parquet(ShardFormat):
         with source.open() as file:
             try:
                 # One thread: this runs in forked workers, several on a machine.
-                return _Rows(_file(source, file).read_row_group(where[0], use_threads=False))
+                table = _file(source, file).read_row_group(where[0], use_threads=False)
             except (pyarrow.ArrowException, OSError) as error:
                 raise ValueError(f"{source.path}, row group {where[0]}: {error}") from error
+        return _Rows(f"{source.path}, row group {where[0]}", table)
 
 
 @frozen
 class _Rows(Sequence[Any]):
     """Rows of a table, made one by one."""
 
+    name: str
     table: Any
 
     def __len__(self) -> int:
@@ -62,11 +64,14 @@ class _Rows(Sequence[Any]):
     def __getitem__(self, k: int | slice) -> Any:
         if isinstance(k, slice):
             return [self[place] for place in range(*k.indices(len(self)))]
-        return self.table.slice(k, 1).to_pylist()[0]
+        try:
+            return self.table.slice(k, 1).to_pylist()[0]
+        except ValueError as error:
+            raise ValueError(f"{self.name}, row {k}: {error}") from error
 
 
 def _file(source: Source, file: IO[bytes]) -> Any:
     try:
-        return pyarrow.parquet.ParquetFile(file, pre_buffer=False)
+        return pyarrow.parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"{source.path} is not a whole Parquet file: {error}") from error

@@ -1,0 +1,398 @@
+"""Corpora of many files: every record is where the index says, and what is broken is named."""
+
+import gzip
+import itertools
+import json
+import os
+import pickle
+import tarfile
+import weakref
+
+import pyarrow.parquet
+import pytest
+from corpora import CUTS, WRITERS, Airports, add, airports, indexed, lines, write, write_tar
+
+from seedcursor import (
+    SKIP,
+    ShardedDataset,
+    ShardFormat,
+    StatefulDataLoader,
+    WindowedSampler,
+    index_shards,
+)
+from seedcursor.__main__ import main
+
+
+def as_written(kind):
+    rows = airports()
+    if kind != "tar":
+        return rows
+    return [
+        {
+            "__key__": f"usa/{row['iata']}",
+            "name": row["name"].encode(),
+            "meta.json": json.dumps(row).encode(),
+        }
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_each_record_is_as_it_was_written(kind, tmp_path):
+    dataset = ShardedDataset(indexed(tmp_path, kind))
+    expected = as_written(kind)
+    assert len(dataset) == len(expected) == sum(dataset.shard_lengths)
+    assert dataset.shard_lengths == [b - a for a, b in itertools.pairwise(CUTS)]
+    assert list(dataset) == expected
+    assert [dataset[k] for k in (399, 0, 61, 189)] == [expected[k] for k in (399, 0, 61, 189)]
+    with pytest.raises(IndexError, match=r"index must be in \[0, 400\), got 400"):
+        dataset[400]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "gzip", "gzip-anywhere", "parquet", "tar"])
+def test_shards_are_cut_into_chunks(kind, tmp_path):
+    shards = json.loads(indexed(tmp_path, kind).read_text())["shards"]
+    assert max(chunk[0] for shard in shards for chunk in shard["chunks"]) <= 14
+    assert len(shards[3]["chunks"]) > 8
+
+
+def test_the_command_writes_what_a_human_can_read(tmp_path, monkeypatch, capsys):
+    (tmp_path / "data").mkdir()
+    files = [os.path.relpath(file, tmp_path) for file in write(tmp_path / "data")]
+    monkeypatch.chdir(tmp_path)
+    assert main(["index", *files, "-o", "my.json", "--chunk-bytes", "2000"]) == 0
+    assert capsys.readouterr().out == "my.json: 400 records in 7 shards\n"
+    text = (tmp_path / "my.json").read_text()
+    assert len(text.splitlines()) == len(files) + 2
+    first = json.loads(text)["shards"][0]
+    size = os.path.getsize(files[0])
+    assert first == {
+        "path": "data/9.jsonl",
+        "format": "jsonl",
+        "size": size,
+        "modified": os.stat(files[0]).st_mtime_ns,
+        "records": 5,
+        "chunks": [[5, 0, size]],
+    }
+    monkeypatch.chdir("/")
+    assert list(ShardedDataset(tmp_path / "my.json")) == airports()
+    assert main(["index", str(tmp_path / "none.jsonl"), "-o", str(tmp_path / "other.json")]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
+
+
+def test_blank_lines_and_a_missing_last_newline(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\n{"x": 1}\n\n  \r\n{"x": 2}\r\n\n[3]')
+    (tmp_path / "b.jsonl.gz").write_bytes(
+        gzip.compress(b"\n4\n\n5") + gzip.compress(b"0\n\n6\n") + bytes(20) + gzip.compress(b"7")
+    )
+    for chunk_bytes in (1, 2**20):
+        files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"]
+        index_shards(files, tmp_path / "index.json", chunk_bytes=chunk_bytes)
+        records = list(ShardedDataset(tmp_path / "index.json"))
+        assert records == [{"x": 1}, {"x": 2}, [3], 4, 50, 6, 7]
+
+
+def test_tar_samples_follow_the_convention(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        add(archive, "readme", b"no sample")
+        add(archive, "x.y/ä" + "long" * 60 + ".JPG", b"1")
+        add(archive, "x.y/ä" + "long" * 60 + ".seg.png", b"")
+        archive.addfile(tarfile.TarInfo("empty.folder/"))
+        add(archive, "b.cls", b"2" * 600)
+    index_shards([tmp_path / "a.tar"], tmp_path / "index.json", chunk_bytes=1)
+    assert list(ShardedDataset(tmp_path / "index.json")) == [
+        {"__key__": "x.y/ä" + "long" * 60, "jpg": b"1", "seg.png": b""},
+        {"__key__": "b", "cls": b"2" * 600},
+    ]
+
+
+def test_a_changed_shard_is_indexed_anew(tmp_path, caplog):
+    index = indexed(tmp_path)
+    before = json.loads(index.read_text())
+    shard = tmp_path / "6.jsonl"
+    shard.write_bytes(b"".join(lines(airports()[190:200])))
+    rows = [row for k, row in enumerate(airports()) if not 62 <= k < 190]
+    rows[62:62] = airports()[190:200]
+    assert list(ShardedDataset(index)) == rows
+    assert f"{index} was stale: indexed anew {shard}" in caplog.text
+    after = json.loads(index.read_text())
+    assert [a != b for a, b in zip(before["shards"], after["shards"], strict=True)] == [
+        k == 3 for k in range(7)
+    ]
+    caplog.clear()
+    assert list(ShardedDataset(index)) == rows
+    os.utime(shard, ns=(1, 1))
+    ShardedDataset(index)
+    assert "stale" in caplog.text
+
+
+def test_a_stale_index_that_cannot_be_written(tmp_path, monkeypatch):
+    index = indexed(tmp_path)
+    (tmp_path / "6.jsonl").write_text("1\n")
+    os.mkdir(f"{index}.{os.getpid()}")  # where it is written aside
+    with pytest.raises(OSError, match=rf"{index} is stale, for .*6.jsonl has changed since"):
+        ShardedDataset(index)
+
+
+def test_a_copy_of_a_dataset_reads_for_itself(tmp_path):
+    dataset = Airports(indexed(tmp_path), seed=3)
+    assert dataset[7] == pickle.loads(pickle.dumps(dataset))[7]
+
+
+def test_samples_can_be_skipped(tmp_path):
+    class Odd(ShardedDataset):
+        def sample(self, record, index):
+            return index if index % 2 else SKIP
+
+    dataset = Odd(indexed(tmp_path))
+    sampler = WindowedSampler(dataset, window=20, block=16)
+    loader = StatefulDataLoader(dataset, 16, sampler=sampler, num_workers=2)
+    assert sorted(k for batch in loader for k in batch.tolist()) == list(range(1, 400, 2))
+
+
+class Held(list):
+    """A chunk that can be watched."""
+
+    __hash__ = object.__hash__
+
+
+class Numbers(ShardFormat):
+    """A shard of size n has the records ``0 .. n-1``, in chunks of ten."""
+
+    name, suffixes = "numbers", (".numbers",)
+
+    def __init__(self):
+        self.alive = weakref.WeakSet()
+        self.reads = 0
+
+    def scan(self, source, chunk_bytes):
+        size, _ = source.stamp()
+        for start in range(0, size, 10):
+            yield min(10, size - start), start
+
+    def read(self, source, where):
+        self.reads += 1
+        size, _ = source.stamp()
+        chunk = Held(range(where[0], min(where[0] + 10, size)))
+        self.alive.add(chunk)
+        return chunk
+
+
+@pytest.mark.parametrize("size", [1000, 995])
+def test_a_format_of_ones_own_and_what_is_kept(size, tmp_path):
+    numbers = Numbers()
+    files = [tmp_path / f"{k}.numbers" for k in range(3)]
+    for file in files:
+        file.write_bytes(bytes(size))
+    index_shards(files, tmp_path / "index.json", formats=[numbers])
+    dataset = ShardedDataset(tmp_path / "index.json", formats=[numbers], keep=0)
+    sampler = WindowedSampler(dataset, window=40, block=8, ranks=2, workers=2)
+    most, seen = 0, []
+    for batch in StatefulDataLoader(dataset, 8, sampler=sampler):
+        seen += batch.tolist()
+        most = max(most, len(numbers.alive))
+    assert sorted(seen) == sorted([*range(size)] * 3)
+    # Of four lanes, each has a window of four chunks, and one more at each end.
+    assert most <= 4 * 6
+    chunks = 3 * -(-size // 10)
+    assert chunks <= numbers.reads <= chunks + 4
+    with pytest.raises(ValueError, match="names a format 'numbers' that is not known here"):
+        ShardedDataset(tmp_path / "index.json")
+
+
+def test_few_records_are_kept_for_other_orders(tmp_path):
+    numbers = Numbers()
+    (tmp_path / "a.numbers").write_bytes(bytes(1000))
+    index_shards([tmp_path / "a.numbers"], tmp_path / "index.json", formats=[numbers])
+    dataset = ShardedDataset(tmp_path / "index.json", formats=[numbers], keep=50)
+    for batch in StatefulDataLoader(dataset, 10, shuffle=True):
+        assert len(batch) == 10
+        assert len(numbers.alive) <= 5
+
+
+def cut_short(path):
+    path.write_bytes(path.read_bytes()[:-300])
+
+
+def bad_line(path):
+    content = path.read_bytes().split(b"\n")
+    content[100] = b'{"iata": '
+    path.write_bytes(b"\n".join(content))
+
+
+def bad_line_in_gzip(path):
+    content = gzip.decompress(path.read_bytes()).split(b"\n")
+    content[100] = b'{"iata": '
+    pieces = [content[k : k + 9] for k in range(0, len(content), 9)]
+    path.write_bytes(b"".join(gzip.compress(b"\n".join(piece) + b"\n") for piece in pieces))
+
+
+def flipped(path, bits=255):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= bits
+    path.write_bytes(content)
+
+
+def flipped_with_checksums(path):
+    table = pyarrow.parquet.read_table(path)
+    # Names make up most of it, and stay names when a bit is flipped.
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    names = table.select(["name"])
+    pyarrow.parquet.write_table(names, path, write_page_checksum=True, **options)
+    flipped(path, 1)
+
+
+def key_comes_again(path):
+    rows = airports()
+    write_tar(path, [*rows[:3], rows[0]])
+
+
+def two_files(path):
+    with tarfile.open(path, "w") as archive:
+        add(archive, "a.txt", b"1")
+        add(archive, "a.txt", b"2")
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+BROKEN_WHEN_INDEXED = [
+    ("jsonl", lambda path: path.write_bytes(b""), ValueError, "{path} has no records"),
+    ("jsonl", lambda path: path.write_bytes(b"\n \n"), ValueError, "{path} has no records"),
+    ("jsonl", lambda path: path.unlink(), FileNotFoundError, "{path}"),
+    ("jsonl", pipe, OSError, "{path} is not a regular file"),
+    ("jsonl", folder, OSError, "{path} is not a regular file"),
+    ("gzip", lambda path: path.write_bytes(b""), ValueError, "{path} has no records"),
+    ("gzip", cut_short, ValueError, r"{path}, byte \d+: ends within the gzip member that starts"),
+    ("gzip-whole", cut_short, ValueError, r"{path}, byte \d+: ends within the gzip .* at byte 0"),
+    ("gzip", flipped, ValueError, r"{path}, byte \d+: the gzip member that starts here is broken"),
+    ("tar", lambda path: path.write_bytes(b""), ValueError, r"{path}, byte 0: is not a whole tar"),
+    ("tar", lambda path: path.write_bytes(bytes(10240)), ValueError, "{path} has no records"),
+    ("tar", lambda path: path.write_bytes(b"x" * 999), ValueError, r"{path}, byte \d+: is not a "),
+    ("tar", lambda path: os.truncate(path, 2600), ValueError, r"{path}, byte 3071: is not a whole"),
+    ("tar", lambda path: os.truncate(path, 2048), ValueError, r"{path}, byte 2048: there is no en"),
+    ("tar", key_comes_again, ValueError, r"{path}, byte 6144: the key 'usa/00M' has come before"),
+    ("parquet", cut_short, ValueError, "{path} is not a whole Parquet file"),
+    ("parquet", lambda path: path.write_bytes(b""), ValueError, "{path} is not a whole Parquet"),
+]
+
+
+@pytest.mark.parametrize(("kind", "damage", "error", "words"), BROKEN_WHEN_INDEXED)
+def test_a_broken_shard_is_named_when_it_is_indexed(kind, damage, error, words, tmp_path):
+    path = write(tmp_path, kind)[3]
+    damage(path)
+    files = sorted(tmp_path.iterdir()) if path.exists() else [path]
+    with pytest.raises(error, match=words.format(path=path)):
+        index_shards(files, tmp_path / "index.json")
+    assert not (tmp_path / "index.json").exists()
+
+
+BROKEN_WHEN_READ = [
+    ("jsonl", bad_line, 61 + 1 + 100, r"{path}, byte \d+: line 101 is not JSON: Expecting value"),
+    ("jsonl", cut_short, 189, r"{path}, byte \d+: line 126 is not JSON: "),
+    ("gzip", bad_line_in_gzip, 162, r"{path}, byte \d+: line 101 is not JSON: Expecting value"),
+    ("gzip-whole", bad_line_in_gzip, 162, r"{path}, byte \d+: line 101 is not JSON: Expecting"),
+    ("parquet", flipped, 62, r"{path}, row group \d+, row \d: .*can't decode"),
+    ("parquet", flipped_with_checksums, 62, r"{path}, row group 0: .*CRC checksum"),
+    ("tar", two_files, 62, r"{path}, byte 1024: the key 'a' has two files 'txt'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "index", "words", "num_workers"),
+    [*((*case, 0) for case in BROKEN_WHEN_READ), (*BROKEN_WHEN_READ[0], 1)],
+)
+def test_a_broken_record_is_named_when_it_is_read(
+    kind, damage, index, words, num_workers, tmp_path
+):
+    path = tmp_path / f"6{WRITERS[kind][1]}"
+    write(tmp_path, kind)
+    damage(path)
+    files = sorted(tmp_path.iterdir(), reverse=True)
+    index_shards(files, tmp_path / "index.json", chunk_bytes=2**12)
+    dataset = ShardedDataset(tmp_path / "index.json")
+    loader = StatefulDataLoader(dataset, 8, num_workers=num_workers, collate_fn=list)
+    with pytest.raises(ValueError, match=words.format(path=path)) as caught:
+        list(loader)
+    assert "the batch at epoch 0, position " in "".join(
+        [str(caught.value), *getattr(caught.value, "__notes__", [])]
+    )
+    position = loader.cursor
+    assert position <= max(index, 189) < position + 200
+
+
+def test_the_byte_of_a_bad_line_is_right(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"".join(lines(airports()[:50])) + b"\n\noops\n1\n")
+    byte = path.read_bytes().index(b"oops")
+    for file in (path, path.with_suffix(".jsonl.gz")):
+        if file != path:
+            text = path.read_bytes()
+            file.write_bytes(
+                b"".join(gzip.compress(text[k : k + 99]) for k in range(0, byte + 7, 99))
+            )
+        index_shards([file], tmp_path / "index.json", chunk_bytes=500)
+        dataset = ShardedDataset(tmp_path / "index.json")
+        assert len(dataset) == 52
+        with pytest.raises(ValueError, match=rf"{file}, byte {byte}: line 53 is not JSON"):
+            dataset[50]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "tar"])
+def test_a_shard_that_changes_while_it_is_used(kind, tmp_path):
+    dataset = ShardedDataset(indexed(tmp_path, kind))
+    path = tmp_path / f"6{WRITERS[kind][1]}"
+    before = os.stat(path)
+    WRITERS[kind][0](path, airports()[200:300])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert dataset[0] == as_written(kind)[0]
+    with pytest.raises(ValueError, match=f"{path} has changed since it was indexed: it had"):
+        dataset[100]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=str(path)):
+        dataset[100]
+    with pytest.raises(FileNotFoundError, match=f"{path} is missing, which .*index.json names"):
+        ShardedDataset(tmp_path / "index.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "is no index, for it is not JSON"),
+        ("[1]", "is no index as python -m seedcursor index writes it"),
+        ("{}", "is no index as python -m seedcursor index writes it"),
+        ('{"seedcursor_index": 2}', "it is of version 2, and this seedcursor reads 1"),
+        ('{"seedcursor_index": 1, "shards": [{"path": 3}], "chunk_bytes": 1}', "is no index as"),
+    ],
+)
+def test_what_is_no_index_is_refused(content, words, tmp_path):
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(ValueError, match=words):
+        ShardedDataset(tmp_path / "index.json")
+
+
+def test_nonsense_is_refused(tmp_path):
+    index = indexed(tmp_path)
+    files = [tmp_path / "9.jsonl", tmp_path / "9.jsonl"]
+    with pytest.raises(ValueError, match=r"must name each shard once, got .*9.jsonl twice"):
+        index_shards(files, index)
+    with pytest.raises(ValueError, match="files must name at least one shard"):
+        index_shards([], index)
+    with pytest.raises(ValueError, match="chunk_bytes must be an integer in"):
+        index_shards(files[:1], index, chunk_bytes=0)
+    (tmp_path / "a.csv").write_text("1")
+    with pytest.raises(ValueError, match=r"a.csv is of no known format.* \.parquet"):
+        index_shards([tmp_path / "a.csv"], index)
+    with pytest.raises(TypeError, match="keep must be an integer"):
+        ShardedDataset(index, keep="all")
+    with pytest.raises(NotImplementedError, match="must define scan"):
+        list(ShardFormat().scan(None, 1))
+    with pytest.raises(NotImplementedError, match="must define read"):
+        ShardFormat().read(None, ())
