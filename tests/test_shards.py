@@ -5,9 +5,12 @@ import itertools
 import json
 import os
 import pickle
+import resource
+import sys
 import tarfile
 import weakref
 
+import fsspec
 import pyarrow.parquet
 import pytest
 from corpora import CUTS, WRITERS, Airports, add, airports, indexed, lines, write, write_tar
@@ -81,7 +84,7 @@ def test_the_command_writes_what_a_human_can_read(tmp_path, monkeypatch, capsys)
 
 
 def test_blank_lines_and_a_missing_last_newline(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'\n{"x": 1}\n\n  \r\n{"x": 2}\r\n\n[3]')
+    (tmp_path / "a.jsonl").write_bytes(b'\n\n\xef\xbb\xbf{"x": 1}\n\n  \r\n{"x": 2}\r\n\n[3]')
     (tmp_path / "b.jsonl.gz").write_bytes(
         gzip.compress(b"\n4\n\n5") + gzip.compress(b"0\n\n6\n") + bytes(20) + gzip.compress(b"7")
     )
@@ -126,12 +129,19 @@ def test_a_changed_shard_is_indexed_anew(tmp_path, caplog):
     assert "stale" in caplog.text
 
 
-def test_a_stale_index_that_cannot_be_written(tmp_path, monkeypatch):
+def test_a_stale_index_that_cannot_be_written(tmp_path):
     index = indexed(tmp_path)
+    before = index.read_text()
     (tmp_path / "6.jsonl").write_text("1\n")
-    os.mkdir(f"{index}.{os.getpid()}")  # where it is written aside
-    with pytest.raises(OSError, match=rf"{index} is stale, for .*6.jsonl has changed since"):
-        ShardedDataset(index)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=rf"{index} is stale, for .*6.jsonl has changed since"):
+            ShardedDataset(index)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert index.read_text() == before
+    assert len(list(tmp_path.iterdir())) == 8
 
 
 def test_a_copy_of_a_dataset_reads_for_itself(tmp_path):
@@ -362,6 +372,39 @@ def test_a_shard_that_changes_while_it_is_used(kind, tmp_path):
         ShardedDataset(tmp_path / "index.json")
 
 
+def test_urls_that_fsspec_opens(tmp_path, monkeypatch):
+    for kind in ("jsonl", "gzip", "parquet", "tar"):
+        urls = []
+        for file in write(tmp_path, kind):
+            urls.append(f"memory://{kind}/{file.name}")
+            fsspec.filesystem("memory").pipe(urls[-1], file.read_bytes())
+        index_shards(urls, tmp_path / "index.json", chunk_bytes=2000)
+        dataset = ShardedDataset(tmp_path / "index.json")
+        assert list(dataset) == as_written(kind)
+    files = fsspec.filesystem("memory")
+    files.pipe("memory://jsonl/9.jsonl", b"1\n2\n")
+    index_shards(["memory://jsonl/9.jsonl"], tmp_path / "index.json")
+    dataset = ShardedDataset(tmp_path / "index.json")
+    files.pipe("memory://jsonl/9.jsonl", b"1\n")
+    with pytest.raises(ValueError, match="memory://jsonl/9.jsonl has changed since .* at byte 2"):
+        dataset[0]
+    assert list(ShardedDataset(tmp_path / "index.json")) == [1]
+    files.rm("memory://jsonl/9.jsonl")
+    with pytest.raises(FileNotFoundError, match="memory://jsonl/9.jsonl is missing, which"):
+        ShardedDataset(tmp_path / "index.json")
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(ImportError, match="memory://jsonl/9.jsonl needs fsspec"):
+        dataset[0]
+
+
+def test_parquet_without_pyarrow(tmp_path, monkeypatch):
+    index = indexed(tmp_path, "parquet")
+    monkeypatch.delitem(sys.modules, "seedcursor._shards._parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ImportError, match=r"Parquet needs pyarrow: pip install seedcursor\[par"):
+        ShardedDataset(index)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -370,6 +413,11 @@ def test_a_shard_that_changes_while_it_is_used(kind, tmp_path):
         ("{}", "is no index as python -m seedcursor index writes it"),
         ('{"seedcursor_index": 2}', "it is of version 2, and this seedcursor reads 1"),
         ('{"seedcursor_index": 1, "shards": [{"path": 3}], "chunk_bytes": 1}', "is no index as"),
+        (
+            '{"seedcursor_index": 1, "chunk_bytes": 1, "shards": [{"path": "a.jsonl", "size": 1,'
+            '"modified": 1, "format": "jsonl", "chunks": [[1, 2], [3]]}]}',
+            "is no index as .*the chunks of .*a.jsonl",
+        ),
     ],
 )
 def test_what_is_no_index_is_refused(content, words, tmp_path):

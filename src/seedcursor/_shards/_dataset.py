@@ -98,7 +98,7 @@ class ShardedDataset(StatefulDataset[Any]):
         number = _checks.integer("index", index)
         if number >= len(self):
             raise IndexError(f"index must be in [0, {len(self)}), got {_checks.shown(number)}")
-        chunk = int(np.searchsorted(self._starts, number, side="right")) - 1
+        chunk = int(self._starts.searchsorted(number, "right")) - 1
         records = self._kept.take(chunk, self._read)
         return self.sample(records[number - int(self._starts[chunk])], number)
 
@@ -116,7 +116,7 @@ class ShardedDataset(StatefulDataset[Any]):
         self._kept.limit = max(self._kept.limit, lanes * (window + 3 * largest))
 
     def _read(self, chunk: int) -> Sequence[Any]:
-        number = int(np.searchsorted(self._first_chunks, chunk, side="right")) - 1
+        number = int(self._first_chunks.searchsorted(chunk, "right")) - 1
         shard: Shard = self._shards[number]
         count, *where = shard.chunks[chunk - self._first_chunks[number]].tolist()
         records = shard.reader.read(shard.source, tuple(where))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import platform
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -87,9 +89,9 @@ def index_shards(
     names = [name if is_url(name) else os.path.abspath(name) for name in names]
     if not names:
         raise ValueError("files must name at least one shard, got none")
-    twice = next((name for k, name in enumerate(names) if name in names[:k]), None)
-    if twice is not None:
-        raise ValueError(f"files must name each shard once, got {twice} twice")
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"files must name each shard once, got {twice[0]} twice")
     shards = [_scanned(name, _reader_for(name, formats), chunk_bytes) for name in names]
     _write(shards, os.path.abspath(path), chunk_bytes)
     return sum(shard.records for shard in shards)
@@ -108,23 +110,22 @@ def open_index(path: Path, formats: Sequence[ShardFormat]) -> list[Shard]:
     """
     path = os.path.abspath(path)
     chunk_bytes, shards = _read(path, formats)
-    stale = [shard.source.path for shard in shards if _stamp(shard, path) != _known(shard)]
+    stale = [shard for shard in shards if _stamp(shard, path) != _known(shard)]
     if not stale:
         return shards
     fresh = [
-        _scanned(shard.source.path, shard.reader, chunk_bytes)
-        if shard.source.path in stale
-        else shard
+        _scanned(shard.source.path, shard.reader, chunk_bytes) if shard in stale else shard
         for shard in shards
     ]
     try:
         _write(fresh, path, chunk_bytes)
     except OSError as error:
         raise OSError(
-            f"{path} is stale, for {stale[0]} has changed since, and can't be written anew: "
-            f"{error}. Index the files again where it can, by python -m seedcursor index"
+            f"{path} is stale, for {stale[0].source.path} has changed since, and can't be written "
+            f"anew: {error}. Index the files again where it can, by python -m seedcursor index"
         ) from error
-    _log.warning("%s was stale: indexed anew %s", path, ", ".join(stale))
+    names = ", ".join(shard.source.path for shard in stale)
+    _log.warning("%s was stale: indexed anew %s", path, names)
     return fresh
 
 
@@ -192,7 +193,8 @@ def _write(shards: Sequence[Shard], path: str, chunk_bytes: int) -> None:
     lines = ",\n".join(json.dumps(_entry(shard, path), ensure_ascii=False) for shard in shards)
     head = f'"seedcursor_index": {_VERSION}, "chunk_bytes": {chunk_bytes}'
     text = f'{{{head}, "shards": [\n{lines}\n]}}\n'
-    aside = f"{path}.{os.getpid()}"
+    # Ranks may write at the same time, on several machines.
+    aside = f"{path}.{platform.node()}.{os.getpid()}"
     try:
         with open(aside, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -238,8 +240,9 @@ def _shard(entry: dict[str, Any], index: str, formats: Sequence[ShardFormat]) ->
     path = entry["path"]
     if not is_url(path):
         path = os.path.normpath(os.path.join(os.path.dirname(index), path))
-    return Shard(
-        Source(path, entry["size"], entry["modified"]),
-        _reader_named(entry["format"], formats, index),
-        np.array(entry["chunks"], dtype=np.int64).reshape(len(entry["chunks"]), -1),
-    )
+    try:
+        chunks = np.array(entry["chunks"], dtype=np.int64).reshape(len(entry["chunks"]), -1)
+    except ValueError as error:
+        raise TypeError(f"the chunks of {path}: {error}") from error
+    reader = _reader_named(entry["format"], formats, index)
+    return Shard(Source(path, entry["size"], entry["modified"]), reader, chunks)

@@ -164,7 +164,8 @@ class _Lines(Sequence[Any]):
         if isinstance(k, slice):
             return [self[place] for place in range(*k.indices(len(self)))]
         try:
-            return json.loads(self.lines[k])
+            # A file may begin with a byte order mark.
+            return json.loads(self.lines[k].decode().removeprefix("\ufeff"))
         except ValueError as error:
             raise self._bad(k, error) from error
 
