@@ -14,6 +14,7 @@ from functools import partial
 
 import measures
 import pipelines
+import streams
 from samples import Ints, Rows
 from timing import Comparison, compare, readable
 
@@ -38,6 +39,9 @@ MEASURES: dict[str, Callable[[], Comparison]] = {
     "first-batch": measures.first_batch,
     "mixture-position": measures.mixture_position,
     "mixture-by-hand": measures.mixture,
+    "corpus-resume": streams.corpus_resume,
+    "corpus-resume-skipping": streams.corpus_resume_skipping,
+    "corpus-pass-2-workers": streams.corpus_pass,
     "plan-step": measures.plan_step,
     "state-dict": measures.state_dict,
     "memory": measures.memory,
@@ -75,9 +79,11 @@ def row(name: str) -> str:
 
 def main() -> None:
     """Print the table, a line as each measure is done."""
-    # PyTorch warns where workers outnumber the cores, torchdata where it reads through a stream.
+    # PyTorch warns where workers outnumber the cores, torchdata where it reads through a stream,
+    # datasets where it fills its shuffle buffer anew.
     warnings.simplefilter("ignore")
-    logging.getLogger("torchdata").setLevel(logging.ERROR)
+    for name in ("torchdata", "datasets.iterable_dataset"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     names = chosen(sys.argv[1:])
     print(LINE.format("measure", "against", "ours", "theirs", "ratio", "at most", ""))
     for name in names:
