@@ -109,13 +109,15 @@ def test_tar_samples_follow_the_convention(tmp_path):
     ]
 
 
-def test_a_changed_shard_is_indexed_anew(tmp_path, caplog):
-    index = indexed(tmp_path)
+@pytest.mark.parametrize("kind", ["jsonl", "gzip", "parquet", "tar"])
+def test_a_changed_shard_is_indexed_anew(kind, tmp_path, caplog):
+    index = indexed(tmp_path, kind)
     before = json.loads(index.read_text())
-    shard = tmp_path / "6.jsonl"
-    shard.write_bytes(b"".join(lines(airports()[190:200])))
-    rows = [row for k, row in enumerate(airports()) if not 62 <= k < 190]
-    rows[62:62] = airports()[190:200]
+    writer, suffix = WRITERS[kind]
+    shard = tmp_path / f"6{suffix}"
+    writer(shard, airports()[190:200])
+    rows = as_written(kind)
+    rows = [*rows[:62], *rows[190:200], *rows[190:]]
     assert list(ShardedDataset(index)) == rows
     assert f"{index} was stale: indexed anew {shard}" in caplog.text
     after = json.loads(index.read_text())
@@ -124,6 +126,7 @@ def test_a_changed_shard_is_indexed_anew(tmp_path, caplog):
     ]
     caplog.clear()
     assert list(ShardedDataset(index)) == rows
+    assert "stale" not in caplog.text
     os.utime(shard, ns=(1, 1))
     ShardedDataset(index)
     assert "stale" in caplog.text

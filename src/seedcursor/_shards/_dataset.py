@@ -13,7 +13,7 @@ from seedcursor._dataset import StatefulDataset
 from seedcursor._shards._format import ShardFormat
 from seedcursor._shards._index import Path, Shard, open_index
 
-_HELD = 2**16
+_KEPT = 1024
 
 
 class ShardedDataset(StatefulDataset[Any]):
@@ -61,7 +61,7 @@ class ShardedDataset(StatefulDataset[Any]):
         index: Path,
         *,
         formats: Sequence[ShardFormat] = (),
-        keep: int = _HELD,
+        keep: int = _KEPT,
         seed: int = 0,
     ) -> None:
         super().__init__(seed=seed)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from attrs import evolve, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from seedcursor import _checks
@@ -144,11 +144,9 @@ def _stamp(shard: Shard, index: str) -> tuple[int, int | str]:
 
 
 def _scanned(path: str, reader: ShardFormat, chunk_bytes: int) -> Shard:
-    source = Source(path)
-    size, modified = source.stamp()
+    source = Source(path, *Source(path).stamp())
     rows = [row for row in reader.scan(source, chunk_bytes) if row[0]]
-    source = evolve(source, size=size, modified=modified)
-    if source.stamp() != (size, modified):
+    if source.stamp() != (source.size, source.modified):
         raise source.changed("it was written to meanwhile")
     if not rows:
         raise ValueError(f"{path} has no records; leave it out")

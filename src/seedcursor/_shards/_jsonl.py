@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from typing import IO, Any, NamedTuple, overload
 
 from attrs import frozen
 
@@ -76,7 +77,7 @@ class GzipJsonLines(JsonLines):
     suffixes = (".jsonl.gz", ".ndjson.gz", ".jsonlines.gz", ".json.gz")
 
     def scan(self, source: Source, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
-        """Cut at the first line of a member: records, the member's byte, bytes to skip, bytes.
+        """Cut at the first line of a member: records, first byte, last byte + 1, skipped, length.
 
         The last two count what is decompressed.
 
@@ -84,29 +85,31 @@ class GzipJsonLines(JsonLines):
             source: The shard.
             chunk_bytes: Smaller members are put together until they are as large.
         """
-        records = place = skip = start = at = 0
-        line: list[bytes] = []  # what there is of the line that isn't at its end yet
-        fresh: tuple[int, int] | None = None  # a member to cut at, and where its text starts
-        for member, text in _inflated(source, 0):
-            if member is not None and fresh is None and at - start >= chunk_bytes:
-                fresh = member, at
-            rest = text
-            if fresh is not None:
-                end = text.find(b"\n") + 1 if line else 0
-                if end or not line:
+        with source.open() as file:
+            records = place = stop = skip = start = at = 0
+            line: list[bytes] = []  # what there is of the line that isn't at its end yet
+            fresh: tuple[int, int] | None = None  # a member to cut at, and where its text starts
+            for piece in _inflated(source, file):
+                if piece.first and fresh is None and at - start >= chunk_bytes:
+                    fresh = piece.member, at
+                text = piece.text
+                if fresh is not None:
+                    end = text.find(b"\n") + 1 if line else 0
+                    if end or not line:
+                        records += _count(b"".join([*line, text[:end]]))
+                        at += end
+                        yield records, place, piece.stop if end else stop, skip, at - start
+                        records, place, skip, start = 0, fresh[0], at - fresh[1], at
+                        line, fresh, text = [], None, text[end:]
+                stop = piece.stop
+                at += len(text)
+                end = text.rfind(b"\n") + 1
+                if end:
                     records += _count(b"".join([*line, text[:end]]))
-                    at += end
-                    yield records, place, skip, at - start
-                    records, place, skip, start = 0, fresh[0], at - fresh[1], at
-                    line, fresh, rest = [], None, text[end:]
-            at += len(rest)
-            end = rest.rfind(b"\n") + 1
-            if end:
-                records += _count(b"".join([*line, rest[:end]]))
-                line = []
-            if rest[end:]:
-                line.append(rest[end:])
-        yield records + _count(b"".join(line)), place, skip, at - start
+                    line = []
+                if text[end:]:
+                    line.append(text[end:])
+            yield records + _count(b"".join(line)), place, stop, skip, at - start
 
     def data(self, source: Source, where: tuple[int, ...]) -> bytes:
         """A chunk's text.
@@ -115,11 +118,11 @@ class GzipJsonLines(JsonLines):
             source: The shard.
             where: As `scan` gave it.
         """
-        place, skip, length = where
+        place, stop, skip, length = where
         pieces, have = [], 0
-        for _, piece in _inflated(source, place):
-            pieces.append(piece)
-            have += len(piece)
+        for piece in _inflated(source, io.BytesIO(source.read(place, stop)), place):
+            pieces.append(piece.text)
+            have += len(piece.text)
             if have >= skip + length:
                 break
         return b"".join(pieces)[skip : skip + length]
@@ -131,17 +134,17 @@ class GzipJsonLines(JsonLines):
             source: The shard.
             where: As `scan` gave it.
         """
-        place, skip, _ = where
-        at: int | None = None
-        for member, piece in _inflated(source, 0):
-            at = 0 if member == place else at
-            if at is None:
-                yield piece
-            else:
-                yield piece[: max(0, skip - at)]
-                at += len(piece)
-                if at >= skip:
-                    return
+        place, _, skip, _ = where
+        left = skip
+        with source.open() as file:
+            for piece in _inflated(source, file):
+                if piece.member < place:
+                    yield piece.text
+                else:
+                    yield piece.text[:left]
+                    left -= len(piece.text)
+                    if left <= 0:
+                        return
 
 
 @frozen
@@ -190,26 +193,39 @@ def _count(text: bytes) -> int:
     return len(_lines(text))
 
 
-def _inflated(source: Source, start: int) -> Iterator[tuple[int | None, bytes]]:
-    """What is decompressed from a member on; with a member's first piece, the member's byte."""
-    with source.open() as file:
-        file.seek(start)
-        data = file.read(_PIECE)
-        while data:
-            decoder = zlib.decompressobj(wbits=31)
-            member = file.tell() - len(data)
-            first: int | None = member
-            while not decoder.eof:
-                if not data:
-                    what = f"ends within the gzip member that starts at byte {member}"
-                    raise source.bad(file.tell(), what)
-                try:
-                    piece = decoder.decompress(data)
-                except zlib.error as error:
-                    what = f"the gzip member that starts here is broken: {error}"
-                    raise source.bad(member, what) from error
-                yield first, piece
-                first, data = None, decoder.unused_data or file.read(_PIECE)
-            # Zeros may follow, which gzip passes over too.
-            while data and not (data := data.lstrip(b"\0")):
-                data = file.read(_PIECE)
+class _Piece(NamedTuple):
+    """Some decompressed text.
+
+    Attributes:
+        text: At most what a few bytes decompress to.
+        member: The byte where its member starts.
+        first: Whether it is the member's first.
+        stop: The byte up to which the file was needed.
+    """
+
+    text: bytes
+    member: int
+    first: bool
+    stop: int
+
+
+def _inflated(source: Source, file: IO[bytes], base: int = 0) -> Iterator[_Piece]:
+    """What a file decompresses to, which starts at the byte ``base`` of the shard."""
+    data = file.read(_PIECE)
+    while data:
+        decoder = zlib.decompressobj(wbits=31)
+        member, first = base + file.tell() - len(data), True
+        while not decoder.eof:
+            if not data:
+                what = f"ends within the gzip member that starts at byte {member}"
+                raise source.bad(base + file.tell(), what)
+            try:
+                text = decoder.decompress(data)
+            except zlib.error as error:
+                what = f"the gzip member that starts here is broken: {error}"
+                raise source.bad(member, what) from error
+            yield _Piece(text, member, first, base + file.tell() - len(decoder.unused_data))
+            first, data = False, decoder.unused_data or file.read(_PIECE)
+        # Zeros may follow, which gzip passes over too.
+        while data and not (data := data.lstrip(b"\0")):
+            data = file.read(_PIECE)

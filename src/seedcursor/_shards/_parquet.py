@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import IO, Any, overload
+from typing import Any, overload
 
 import pyarrow
 import pyarrow.parquet
@@ -26,10 +27,9 @@ class Parquet(ShardFormat):
             source: The shard.
             chunk_bytes: Row groups are as large as whoever wrote them made them.
         """
-        with source.open() as file:
-            metadata = _file(source, file).metadata
-            for group in range(metadata.num_row_groups):
-                yield metadata.row_group(group).num_rows, group
+        metadata = _metadata(source)
+        for group in range(metadata.num_row_groups):
+            yield metadata.row_group(group).num_rows, group
 
     def read(self, source: Source, where: tuple[int, ...]) -> Sequence[Any]:
         """The rows, each made to a dict when it is asked for.
@@ -38,10 +38,14 @@ class Parquet(ShardFormat):
             source: The shard.
             where: The row group's number.
         """
+        metadata = _metadata(source)
         with source.open() as file:
             try:
+                opened = pyarrow.parquet.ParquetFile(
+                    file, metadata=metadata, pre_buffer=False, page_checksum_verification=True
+                )
                 # One thread: this runs in forked workers, several on a machine.
-                table = _file(source, file).read_row_group(where[0], use_threads=False)
+                table = opened.read_row_group(where[0], use_threads=False)
             except (pyarrow.ArrowException, OSError) as error:
                 raise ValueError(f"{source.path}, row group {where[0]}: {error}") from error
         return _Rows(f"{source.path}, row group {where[0]}", table)
@@ -70,8 +74,11 @@ class _Rows(Sequence[Any]):
             raise ValueError(f"{self.name}, row {k}: {error}") from error
 
 
-def _file(source: Source, file: IO[bytes]) -> Any:
-    try:
-        return pyarrow.parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{source.path} is not a whole Parquet file: {error}") from error
+@functools.lru_cache(maxsize=128)
+def _metadata(source: Source) -> Any:
+    """The end of a file, which says where the row groups are, and which would be read each time."""
+    with source.open() as file:
+        try:
+            return pyarrow.parquet.read_metadata(file)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise ValueError(f"{source.path} is not a whole Parquet file: {error}") from error

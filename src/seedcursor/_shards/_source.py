@@ -15,7 +15,7 @@ class Source:
 
     Attributes:
         path: Of a local file, or a URL such as ``"s3://bucket/file"``.
-        size: In bytes, as it was when the shard was indexed; None while it is being indexed.
+        size: In bytes, as it was when the shard was indexed; None if that is not known yet.
         modified: Its modification time then, in nanoseconds; of a URL what fsspec tells.
     """
 
