@@ -1,6 +1,7 @@
 """Real tables, written out as corpora of many files."""
 
 import csv
+import functools
 import gzip
 import io
 import itertools
@@ -20,6 +21,7 @@ CUTS = [0, 5, 61, 62, 190, 300, 333, 400]
 CHUNK_BYTES = 700  # a few records
 
 
+@functools.cache
 def airports():
     """Four hundred rows, each with a code of its own."""
     text = io.StringIO(local_data.airports.raw().decode())

@@ -213,6 +213,24 @@ def test_a_format_of_ones_own_and_what_is_kept(size, tmp_path):
         ShardedDataset(tmp_path / "index.json")
 
 
+def test_what_others_read_is_not_kept_for_the_next_epoch(tmp_path):
+    numbers = Numbers()
+    files = [tmp_path / f"{k}.numbers" for k in range(7)]
+    for file in files:
+        file.write_bytes(bytes(333))
+    index_shards(files, tmp_path / "index.json", formats=[numbers])
+    dataset = ShardedDataset(tmp_path / "index.json", formats=[numbers], keep=0)
+    sampler = WindowedSampler(dataset, window=40, block=8, ranks=2, workers=8)
+    loader = StatefulDataLoader(dataset, 4, sampler=sampler, rank=0, world_size=2)
+    most = 0
+    for _ in range(8):
+        for batch in loader:
+            most = max(most, len(numbers.alive))
+            assert len(batch) <= 4
+    # Half of sixteen lanes, each with a window, a chunk at each end, and its first one.
+    assert most <= 8 * 7
+
+
 def test_few_records_are_kept_for_other_orders(tmp_path):
     numbers = Numbers()
     (tmp_path / "a.numbers").write_bytes(bytes(1000))

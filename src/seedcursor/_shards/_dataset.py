@@ -99,7 +99,7 @@ class ShardedDataset(StatefulDataset[Any]):
         if number >= len(self):
             raise IndexError(f"index must be in [0, {len(self)}), got {_checks.shown(number)}")
         chunk = int(self._starts.searchsorted(number, "right")) - 1
-        records = self._kept.take(chunk, self._read)
+        records = self._kept.take(self.epoch, chunk, self._read)
         return self.sample(records[number - int(self._starts[chunk])], number)
 
     def hold(self, window: int, lanes: int) -> None:
@@ -130,11 +130,16 @@ class _Kept:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._epoch = 0
         self._records = 0
         self._chunks: OrderedDict[int, tuple[Sequence[Any], int]] = OrderedDict()
 
-    def take(self, chunk: int, read: Callable[[int], Sequence[Any]]) -> Sequence[Any]:
+    def take(self, epoch: int, chunk: int, read: Callable[[int], Sequence[Any]]) -> Sequence[Any]:
         """A chunk's records, one of which is used."""
+        if epoch != self._epoch:
+            # What is left of the last epoch were others' records.
+            self._chunks.clear()
+            self._epoch, self._records = epoch, 0
         records, left = self._chunks.pop(chunk, (None, 0))
         if records is None:
             records = read(chunk)
