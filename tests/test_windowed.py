@@ -19,7 +19,14 @@ from corpora import (
     write_jsonl,
 )
 
-from seedcursor import SeededDataset, ShardedDataset, StatefulDataLoader, WindowedSampler
+from seedcursor import (
+    SeededDataset,
+    ShardedDataset,
+    StatefulDataLoader,
+    TolerantDataset,
+    WindowedSampler,
+    index_shards,
+)
 
 N = CUTS[-1]
 ORDER = {"window": 20, "block": 16, "ranks": 2, "workers": 4}
@@ -135,6 +142,16 @@ def test_shards_are_permuted_and_laid_end_to_end(index):
         assert (np.diff(along)[np.diff(shards) == 0] == 1).all()
         orders.add(tuple(runs))
     assert len(orders) == 20
+
+
+def test_windows_are_shuffled_anew_by_seed_and_epoch(tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", airports())
+    index_shards([tmp_path / "a.jsonl"], tmp_path / "index.json")
+    sampler = WindowedSampler(ShardedDataset(tmp_path / "index.json"), **ORDER)
+    orders = {
+        tuple(sampler.at(seed, epoch, np.arange(N))) for seed in range(3) for epoch in range(3)
+    }
+    assert len(orders) == 9
 
 
 def test_a_lane_is_shuffled_within_its_windows(index):
@@ -254,6 +271,22 @@ def test_the_dataset_may_be_wrapped(index):
     assert [row["iata"] for row in samples(loader)] == [
         airports()[k]["iata"] for k in sampler.at(9, 0, np.arange(N))
     ]
+
+
+def test_bad_records_can_be_passed_over(tmp_path, caplog):
+    index = indexed(tmp_path)
+    text = bytearray((tmp_path / "6.jsonl").read_bytes())
+    text[0] = ord("?")
+    (tmp_path / "6.jsonl").write_bytes(text)
+    dataset = Airports(index)
+    sampler = WindowedSampler(dataset, **ORDER)
+    tolerant = TolerantDataset(dataset, at_most=1)
+    loader = StatefulDataLoader(tolerant, 16, sampler=sampler, collate_fn=list, num_workers=2)
+    assert sorted(number for number, *_ in samples(loader)) == [k for k in range(N) if k != 62]
+    assert (
+        f"passed over dataset[62] in epoch 0: ValueError: {tmp_path}/6.jsonl, byte 0: line 1"
+        in (caplog.text)
+    )
 
 
 @pytest.mark.parametrize("other", [{"window": 21}, {"block": 8}, {"ranks": 1}, {"workers": 2}])
