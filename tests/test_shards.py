@@ -386,6 +386,9 @@ def test_a_shard_that_changes_while_it_is_used(kind, tmp_path):
     assert dataset[0] == as_written(kind)[0]
     with pytest.raises(ValueError, match=f"{path} has changed since it was indexed: it had"):
         dataset[100]
+    pipe(path)
+    with pytest.raises(OSError, match=f"{path} is not a regular file"):
+        dataset[100]
     path.unlink()
     with pytest.raises(FileNotFoundError, match=str(path)):
         dataset[100]
@@ -410,6 +413,12 @@ def test_urls_that_fsspec_opens(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="memory://jsonl/9.jsonl has changed since .* at byte 2"):
         dataset[0]
     assert list(ShardedDataset(tmp_path / "index.json")) == [1]
+    files.pipe("memory://jsonl/9.jsonl", b"\n\n2")
+    index_shards(["memory://jsonl/9.jsonl"], tmp_path / "index.json")
+    dataset = ShardedDataset(tmp_path / "index.json")
+    files.pipe("memory://jsonl/9.jsonl", b"2\n3")
+    with pytest.raises(ValueError, match="a chunk had 1 records, and has 2"):
+        dataset[0]
     files.rm("memory://jsonl/9.jsonl")
     with pytest.raises(FileNotFoundError, match="memory://jsonl/9.jsonl is missing, which"):
         ShardedDataset(tmp_path / "index.json")
