@@ -95,6 +95,17 @@ def test_blank_lines_and_a_missing_last_newline(tmp_path):
         assert records == [{"x": 1}, {"x": 2}, [3], 4, 50, 6, 7]
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_large_gzip_file_in_one_piece_is_told_of(members, tmp_path, caplog):
+    line = b'"' + b"x" * 2**20 + b'"\n'
+    pieces = [line * (66 // members)] * members
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(b"".join(gzip.compress(piece, 1) for piece in pieces))
+    assert index_shards([file], tmp_path / "index.json") == 66
+    told = f"{file} has few places to enter: up to 69 MB are decompressed"
+    assert (told in caplog.text) == (members == 1)
+
+
 def test_tar_samples_follow_the_convention(tmp_path):
     with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
         add(archive, "readme", b"no sample")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple, overload
@@ -13,7 +14,10 @@ from attrs import frozen
 from seedcursor._shards._format import ShardFormat
 from seedcursor._shards._source import Source
 
+_log = logging.getLogger("seedcursor")
+
 _PIECE = 2**16
+_LARGE = 2**26
 
 
 class JsonLines(ShardFormat):
@@ -85,6 +89,19 @@ class GzipJsonLines(JsonLines):
             source: The shard.
             chunk_bytes: Smaller members are put together until they are as large.
         """
+        largest = 0
+        for chunk in self._cut(source, chunk_bytes):
+            largest = max(largest, chunk[-1])
+            yield chunk
+        if largest > _LARGE:
+            _log.warning(
+                "%s has few places to enter: up to %d MB are decompressed, and held, at once. "
+                "Compress some hundred lines at a time, as 'A corpus of many files' in docs shows",
+                source.path,
+                largest // 10**6,
+            )
+
+    def _cut(self, source: Source, chunk_bytes: int) -> Iterator[tuple[int, ...]]:
         with source.open() as file:
             records = place = stop = skip = start = at = 0
             line: list[bytes] = []  # what there is of the line that isn't at its end yet
