@@ -74,6 +74,20 @@ def test_a_finished_pass_leaves_no_worker(dataset):
     assert wait_until_gone(workers)
 
 
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_failed_pass_leaves_no_worker(persistent):
+    loader = StatefulDataLoader(
+        Failing(20, 0, __file__), 4, num_workers=2, persistent_workers=persistent
+    )
+    with pytest.raises(KeyError):
+        next(iter(loader))
+    workers = children()
+    assert len(workers) == 2
+    del loader
+    assert wait_until_gone(workers)
+
+
 def test_persistent_workers_are_the_same_in_every_epoch():
     loader = StatefulDataLoader(
         Process(12), 4, num_workers=2, persistent_workers=True, collate_fn=list

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -131,6 +132,15 @@ class Engine(DataLoader[Built]):
         """The user's loader has warned already."""
 
 
+def _untie(error: BaseException) -> None:
+    """Let the workers go with the error, though PyTorch's frame that raised it holds it too.
+
+    All frames below are PyTorch's: the user's were in a worker.
+    """
+    assert error.__traceback__ is not None
+    traceback.clear_frames(error.__traceback__.tb_next)
+
+
 class Pass(Iterator[Any]):
     """One pass over a loader.
 
@@ -182,8 +192,10 @@ class Pass(Iterator[Any]):
                     return batch[0]
             if requests.error is not None:
                 raise requests.error
-        except BaseException:
+        except BaseException as error:
             self._sound = False
+            if self._engine is not None and self._engine.num_workers:
+                _untie(error)
             raise
         self._release()
         self._run.finish(empty=self._empty)
