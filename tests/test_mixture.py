@@ -13,6 +13,7 @@ from samples import Keyed, flat
 from torch.utils.data import DataLoader
 
 from seedcursor import (
+    KeyedSampler,
     Mixture,
     Occurrences,
     SeededDataset,
@@ -266,6 +267,59 @@ def test_stop_rules():
         before = counts - np.bincount(drawn.sources[-1:], minlength=3)
         assert done(counts >= [10, 100, 7])
         assert not done(before >= [10, 100, 7])
+
+
+class Turned(KeyedSampler):
+    """The n records from one on that depends on seed and epoch, backwards."""
+
+    _order_digest = 1
+
+    def __init__(self, n, seed=None, at=np.asarray):
+        super().__init__(seed)
+        self.n = n
+        self.answer = at
+
+    def __len__(self):
+        return self.n
+
+    def at(self, seed, epoch, positions):
+        return self.answer((seed % self.n + 3 * epoch - positions) % self.n)
+
+
+def test_a_source_may_have_an_order_of_its_own():
+    shuffled, ordered = mixed(200), mixed(200, orders={"b": Turned(5, seed=8)})
+    ours, theirs = ordered.draws(0, 200), shuffled.draws(0, 200)
+    assert ours.sources.tolist() == theirs.sources.tolist()
+    others = ours.sources != 1
+    assert ours.indices[others].tolist() == theirs.indices[others].tolist()
+    counts = np.arange(200 - others.sum())
+    assert ours.epochs[~others].tolist() == (counts // 5).tolist()
+    assert ours.indices[~others].tolist() == ((8 + 3 * (counts // 5) - counts % 5) % 5).tolist()
+    seeds = {
+        mixed(200, seed=k, orders={"b": Turned(5)}).draws(0, 200).indices[~others][0]
+        for k in range(9)
+    }
+    assert len(seeds) > 1
+
+
+@pytest.mark.parametrize(
+    ("orders", "error", "words"),
+    [
+        ({"x": Turned(5)}, ValueError, "orders must be of sources .'a', .* got one of 'x'"),
+        ({"a": range(5)}, TypeError, r"orders\['a'\] must be a KeyedSampler, got range"),
+        ({"a": Turned(4)}, ValueError, r"orders\['a'\] must be as long as its source, 5, got .* 4"),
+    ],
+)
+def test_nonsense_orders_are_refused(orders, error, words):
+    with pytest.raises(error, match=words):
+        mixed(orders=orders)
+
+
+@pytest.mark.parametrize("answer", [lambda found: found[1:], lambda found: found / 2])
+def test_an_order_must_answer_with_an_integer_for_each_position(answer):
+    mixture = mixed(orders={"a": Turned(5, at=answer)})
+    with pytest.raises(TypeError, match=r"orders\['a'\] must return an integer for each position"):
+        list(mixture)
 
 
 @pytest.mark.parametrize("wrap", [lambda mixture: mixture, SeededDataset])

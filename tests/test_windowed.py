@@ -20,6 +20,7 @@ from corpora import (
 )
 
 from seedcursor import (
+    Mixture,
     SeededDataset,
     ShardedDataset,
     StatefulDataLoader,
@@ -271,6 +272,33 @@ def test_the_dataset_may_be_wrapped(index):
     assert [row["iata"] for row in samples(loader)] == [
         airports()[k]["iata"] for k in sampler.at(9, 0, np.arange(N))
     ]
+
+
+def mixture_loader(index, batch_size, **options):
+    datasets = {name: Airports(index, seed=5) for name in "ab"}
+    orders = {
+        name: WindowedSampler(dataset, window=20, block=16, ranks=1, workers=1)
+        for name, dataset in datasets.items()
+    }
+    mixture = Mixture(
+        {"a": (datasets["a"], 3), "b": (datasets["b"], 1)}, length=N, orders=orders, seed=5
+    )
+    return StatefulDataLoader(mixture, batch_size, collate_fn=list, **options)
+
+
+def test_a_mixture_reads_corpora_in_their_windows(counted):
+    index, read = counted
+    loader = mixture_loader(index, 16)
+    whole = [samples(loader) for _ in range(3)]
+    # In three epochs of the mixture one corpus is read through two and a quarter times.
+    assert 3 <= sum(count for _, count in read()) / SIZE <= 3.2
+    resumed = mixture_loader(index, 9, num_workers=2)
+    resumed.load_state_dict({"epoch": 1, "cursor": 2 * N // 3})
+    assert [samples(resumed), samples(resumed)] == [whole[1][2 * N // 3 :], whole[2]]
+    other = mixture_loader(index, 16).state_dict() | {"cursor": 16}
+    datasets = {"a": (Airports(index), 3), "b": (Airports(index), 1)}
+    with pytest.raises(ValueError, match=r"other settings \(order: saved"):
+        StatefulDataLoader(Mixture(datasets, length=N, seed=5), 16).load_state_dict(other)
 
 
 def test_bad_records_can_be_passed_over(tmp_path, caplog):

@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 from seedcursor import _batch, _checks, _keys
 from seedcursor._dataset import StatefulDataset, StatefulIterableDataset
 from seedcursor._keyed import globals_to_key
+from seedcursor._keyed_sampler import KeyedSampler
 from seedcursor._mixed import Mixed
 from seedcursor._permutation import KeyedPermutation
 from seedcursor._shares import BLOCK
@@ -60,6 +61,9 @@ class Mixture(Mixed, StatefulDataset[Any]):
         weights_from: Other weights from some positions on, each time of all sources by name. The
             positions count on from epoch to epoch. A stretch of 1,000 that has a change in it may
             be further off.
+        orders: By name, a source's own order in place of a shuffle of all its records: a
+            `KeyedSampler` as long as the source. A `WindowedSampler` reads a corpus of many files
+            on and on, where a shuffle would read a chunk for each record.
 
     Raises:
         TypeError: An argument is of another type.
@@ -86,9 +90,11 @@ class Mixture(Mixed, StatefulDataset[Any]):
         seed: int = 0,
         *,
         weights_from: Mapping[int, Mapping[str, float]] | None = None,
+        orders: Mapping[str, KeyedSampler] | None = None,
     ) -> None:
         super().__init__(seed=seed)
         self._mix(sources, _map_style, length, stop, weights_from)
+        self._take_orders({} if orders is None else orders)
         self._seeds = [_keys.derived_seed(self.seed, name, "mixture.order") for name in self._names]
         self._blocks: dict[int, Draws] = {}  # the last few that were asked for
 
@@ -153,6 +159,25 @@ class Mixture(Mixed, StatefulDataset[Any]):
             epochs[places], records[places] = self._records(source, before[source], len(places))
         return Draws(sources, epochs, records)
 
+    def _take_orders(self, orders: Mapping[str, KeyedSampler]) -> None:
+        lengths = dict(zip(self._names, self._lengths, strict=True))
+        for name, order in orders.items():
+            if name not in lengths:
+                raise ValueError(f"orders must be of sources {self._names}, got one of {name!r}")
+            if not isinstance(order, KeyedSampler):
+                raise TypeError(
+                    f"orders[{name!r}] must be a KeyedSampler, got {type(order).__name__}"
+                )
+            if len(order) != lengths[name]:
+                raise ValueError(
+                    f"orders[{name!r}] must be as long as its source, {lengths[name]}, got a "
+                    f"{type(order).__name__} of length {len(order)}"
+                )
+        self._orders = [orders.get(name) for name in self._names]
+        if orders:
+            digests = [getattr(order, "_order_digest", None) for order in self._orders]
+            self._order_digest = _keys.order_digest(self._order_digest, digests)
+
     def _records(
         self, source: int, first: int, count: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -166,12 +191,25 @@ class Mixture(Mixed, StatefulDataset[Any]):
         pieces = []
         while first < stop:
             epoch, place = divmod(first, length)
-            order = KeyedPermutation(length, self._seeds[source], epoch)
-            pieces.append(order[place : place + stop - first])
+            pieces.append(self._indices(source, epoch, place, min(length, place + stop - first)))
             first += len(pieces[-1])
         epoch = (stop - count) // length
         epochs = np.repeat(np.arange(len(pieces)) + epoch, [len(piece) for piece in pieces])
         return epochs, np.concatenate(pieces)
+
+    def _indices(self, source: int, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
+        """The indices at some places of an epoch of a source."""
+        order, seed = self._orders[source], self._seeds[source]
+        if order is None:
+            return KeyedPermutation(self._lengths[source], seed, epoch)[start:stop]
+        seed = seed if order.seed is None else order.seed
+        indices = np.asarray(order.at(seed, epoch, np.arange(start, stop, dtype=np.int64)))
+        if indices.shape != (stop - start,) or indices.dtype.kind not in "iu":
+            raise TypeError(
+                f"orders[{self._names[source]!r}] must return an integer for each position, got "
+                f"{indices.dtype} of shape {indices.shape} from {type(order).__name__}.at"
+            )
+        return indices.astype(np.int64)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_blocks": {}}
