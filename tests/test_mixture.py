@@ -305,6 +305,7 @@ def test_a_source_may_have_an_order_of_its_own():
 @pytest.mark.parametrize(
     ("orders", "error", "words"),
     [
+        ([Turned(5)], TypeError, "orders must be a mapping of names, got list"),
         ({"x": Turned(5)}, ValueError, "orders must be of sources .'a', .* got one of 'x'"),
         ({"a": range(5)}, TypeError, r"orders\['a'\] must be a KeyedSampler, got range"),
         ({"a": Turned(4)}, ValueError, r"orders\['a'\] must be as long as its source, 5, got .* 4"),

@@ -397,6 +397,11 @@ def test_a_shard_that_changes_while_it_is_used(kind, tmp_path):
     assert dataset[0] == as_written(kind)[0]
     with pytest.raises(ValueError, match=f"{path} has changed since it was indexed: it had"):
         dataset[100]
+    path.write_bytes(bytes(before.st_size))
+    with pytest.raises(
+        ValueError, match=f"{path} has changed since it was indexed: it was written"
+    ):
+        dataset[100]
     pipe(path)
     with pytest.raises(OSError, match=f"{path} is not a regular file"):
         dataset[100]

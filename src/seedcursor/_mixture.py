@@ -160,6 +160,8 @@ class Mixture(Mixed, StatefulDataset[Any]):
         return Draws(sources, epochs, records)
 
     def _take_orders(self, orders: Mapping[str, KeyedSampler]) -> None:
+        if not isinstance(orders, Mapping):
+            raise TypeError(f"orders must be a mapping of names, got {type(orders).__name__}")
         lengths = dict(zip(self._names, self._lengths, strict=True))
         for name, order in orders.items():
             if name not in lengths:

@@ -50,7 +50,8 @@ class Source:
         try:
             now = self._checked(os.fstat(file.fileno()))
             if self.size is not None and now != (self.size, self.modified):
-                raise self.changed(f"it had {self.size} bytes then and has {now[0]} now")
+                sizes = f"it had {self.size} bytes then and has {now[0]} now"
+                raise self.changed("it was written to" if now[0] == self.size else sizes)
         except BaseException:
             file.close()
             raise
