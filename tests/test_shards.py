@@ -363,9 +363,9 @@ def test_a_broken_record_is_named_when_it_is_read(
     loader = StatefulDataLoader(dataset, 8, num_workers=num_workers, collate_fn=list)
     with pytest.raises(ValueError, match=words.format(path=path)) as caught:
         list(loader)
-    assert "the batch at epoch 0, position " in "".join(
-        [str(caught.value), *getattr(caught.value, "__notes__", [])]
-    )
+    if sys.version_info >= (3, 11):  # exceptions have notes
+        said = [str(caught.value), *getattr(caught.value, "__notes__", [])]
+        assert "the batch at epoch 0, position " in "".join(said)
     position = loader.cursor
     assert position <= max(index, 189) < position + 200
 

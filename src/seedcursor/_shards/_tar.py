@@ -80,6 +80,9 @@ class Tar(ShardFormat):
 
 
 def _members(source: Source, file: Any) -> Iterator[tarfile.TarInfo]:
+    if file.read(_BLOCK) == bytes(_BLOCK):
+        return  # of an archive without files tarfile asks twice, which fails before Python 3.11
+    file.seek(0)
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             while (member := archive.next()) is not None:
