@@ -10,7 +10,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _record  _position  _world
 #   _keys  _occurrences  _keyed_sampler
 #   _permutation  _rng  _process  _shares
-#   _batch  _lengths  _weighted  _worker
+#   _batch  _lengths  _packing  _weighted  _worker
 #   _keyed  _order
 #   _plan
 #   _dataset  _mixed  _sampler
@@ -33,6 +33,8 @@ from seedcursor._loader import StatefulDataLoader as StatefulDataLoader
 from seedcursor._mixture import IterableMixture as IterableMixture
 from seedcursor._mixture import Mixture as Mixture
 from seedcursor._occurrences import Occurrences as Occurrences
+from seedcursor._packing import PackedBatchSampler as PackedBatchSampler
+from seedcursor._packing import Packer as Packer
 from seedcursor._permutation import KeyedPermutation as KeyedPermutation
 from seedcursor._process import load_rng_state_dict as load_rng_state_dict
 from seedcursor._process import rng_state_dict as rng_state_dict

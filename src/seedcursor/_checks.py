@@ -76,3 +76,13 @@ def one_each(name: str, what: str, kinds: str, values: Any) -> NDArray[Any]:
             f"{name} must be in one dimension and not empty, got the shape {given.shape}"
         )
     return given
+
+
+def lengths(values: Any) -> NDArray[np.int64]:
+    """The length of each record."""
+    given = one_each("lengths", "integers", "iu", values)
+    if given.min() < 0:
+        raise ValueError(
+            f"lengths must not be negative, got {given.min()} at index {given.argmin()}"
+        )
+    return given.astype(np.int64)

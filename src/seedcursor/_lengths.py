@@ -74,7 +74,7 @@ class LengthBatchSampler(KeyedBatchSampler):
         super().__init__(seed)
         if batch_size is None and max_tokens is None:
             raise ValueError("batch_size, max_tokens or both must be given, got neither")
-        self._lengths = _checked(lengths)
+        self._lengths = _checks.lengths(lengths)
         limit = _checks.LENGTH_LIMIT
         self._size = len(self._lengths)
         if batch_size is not None:
@@ -159,12 +159,3 @@ def _from(epoch: _Epoch, start: int) -> Iterator[list[int]]:
 
 def _shuffled(count: int, seed: int, epoch: int, what: str) -> NDArray[np.int64]:
     return KeyedPermutation(count, _keys.derived_seed(seed, what, "lengths"), epoch)[:]
-
-
-def _checked(lengths: Any) -> NDArray[np.int64]:
-    given = _checks.one_each("lengths", "integers", "iu", lengths)
-    if given.min() < 0:
-        raise ValueError(
-            f"lengths must not be negative, got {given.min()} at index {given.argmin()}"
-        )
-    return given.astype(np.int64)
