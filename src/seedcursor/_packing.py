@@ -287,13 +287,14 @@ def _packed(
     """Where the last piece of each record goes; those before it fill rows of their own.
 
     Returns:
-        The records by falling length of that piece, equals in the order given; and the row of each.
+        The records by falling length of that piece, then by falling number of full rows, equals in
+        the order given; and the row of each.
     """
     full = _full_rows(lengths, length)
     last = lengths - full * length
-    order = np.argsort(-last, kind="stable")
     # What shares a row shares a batch, with all its full rows. A batch has to hold them.
     taken = full if batch_size else np.zeros_like(full)
+    order = np.lexsort((-taken, -last))
     pieces = zip(last[order].tolist(), taken[order].tolist(), strict=True)
     return order, _best_fit(pieces, length, batch_size - 1 if batch_size else 0)
 
@@ -317,23 +318,25 @@ def _best_fit(items: Iterable[tuple[int, int]], size: int, extra: int) -> list[i
     lefts: defaultdict[int, list[int]] = defaultdict(list)
     for item_size, item_extra in items:
         fitting = [
-            (sizes[at], spare)
+            (sizes[at], spare, at)
             for spare, sizes in lefts.items()
             if spare >= item_extra and (at := bisect_left(sizes, item_size)) < len(sizes)
         ]
         if fitting:
-            left, spare = best = min(fitting)
-            goes.append(waiting[best].popleft())
-            if not waiting[best]:
-                lefts[spare].remove(left)
+            left, spare, at = min(fitting)
+            queue = waiting[left, spare]
+            goes.append(queue.popleft())
+            if not queue:
+                del lefts[spare][at]
         else:
             left, spare = size, extra
             goes.append(opened)
             opened += 1
         left, spare = left - item_size, spare - item_extra
-        if not waiting[left, spare]:
+        queue = waiting[left, spare]
+        if not queue:
             insort(lefts[spare], left)
-        waiting[left, spare].append(goes[-1])
+        queue.append(goes[-1])
     return goes
 
 
