@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from children import run
+from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader, default_collate
 from training import N, loaded, steps, train
 
@@ -16,6 +17,7 @@ from seedcursor import (
     StatefulDataLoader,
     seeded,
 )
+from seedcursor.integrations.datasets import HuggingFaceStream
 
 EPOCH = 2
 
@@ -140,9 +142,96 @@ def test_its_columns_stay_reachable():
     assert (len(dataset), dataset.num_rows) == (N, N)
 
 
+def streamed():
+    """Shuffled shards and rows, and a transform of batches that draws."""
+    stream = table().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=6)
+    return stream.map(noisy, batched=True, batch_size=5)
+
+
+def interleaved():
+    streams = [table().to_iterable_dataset(num_shards=2), table().to_iterable_dataset()]
+    mixed = datasets.interleave_datasets(
+        streams, probabilities=[0.3, 0.7], seed=4, stopping_strategy="all_exhausted"
+    )
+    return mixed.with_format("torch")
+
+
+def stream_loader(make, batch_size, **options):
+    return StatefulDataLoader(HuggingFaceStream(make(), seed=3), batch_size, **options)
+
+
+@pytest.mark.parametrize("make", [streamed, interleaved])
+def test_a_stream_does_not_depend_on_workers_batches_or_ranks(make):
+    epochs = [samples(loader) for loader in [stream_loader(make, 4)] for _ in range(3)]
+    assert len({tuple(rows) for rows in epochs}) == 3
+    if make is streamed:
+        assert all(sorted(k for k, _ in rows) == list(range(N)) for rows in epochs)
+        assert len({value for rows in epochs for _, value in rows}) == 3 * N
+    for workers, batch_size, world_size in ((2, 3, 1), (3, 5, 1), (1, 2, 2)):
+        options = {"num_workers": workers, "world_size": world_size, "pad": False}
+        loaders = [
+            stream_loader(make, batch_size, rank=rank, **options) for rank in range(world_size)
+        ]
+        for expected in epochs[:2]:
+            rows = [row for loader in loaders for row in samples(loader)]
+            assert sorted(rows) == sorted(expected)
+            assert rows == expected or world_size > 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_resumes_at_every_step_with_another_batch_size(workers):
+    full = stream_loader(streamed, 4)
+    epochs = [samples(full) for _ in range(3)]
+    for step in range(1, 6, 1 + 2 * (workers > 0)):
+        loader = stream_loader(streamed, 4)
+        loader.set_epoch(1)
+        head = samples(batch for _, batch in zip(range(step), loader, strict=False))
+        again = stream_loader(streamed, 3, num_workers=workers)
+        again.load_state_dict(loader.state_dict())
+        assert head + samples(again) == epochs[1]
+        assert samples(again) == epochs[2]
+
+
+def test_a_streams_own_epoch_is_left_alone():
+    stream = streamed()
+    stream.set_epoch(5)
+    loader = StatefulDataLoader(HuggingFaceStream(stream, seed=3, length=N), 4, num_workers=1)
+    assert samples(loader) == samples(stream_loader(streamed, 4))
+    assert stream.epoch == 5
+    assert len(loader) == 6
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (table, TypeError, "must be a datasets.IterableDataset, got Dataset; a datasets.Dataset"),
+        (
+            lambda: split_dataset_by_node(table().to_iterable_dataset(), 0, 2),
+            ValueError,
+            "got one that split_dataset_by_node has split; leave that out",
+        ),
+        (
+            lambda: table().to_iterable_dataset(num_shards=2).shuffle(buffer_size=3).map(noisy),
+            ValueError,
+            r"dataset\._ex_iterable.* was made without a seed, .* give shuffle\(\)",
+        ),
+        (
+            lambda: datasets.interleave_datasets(
+                [table().to_iterable_dataset()] * 2, probabilities=[0.5, 0.5]
+            ),
+            ValueError,
+            r"give shuffle\(\) or interleave_datasets\(\) a seed",
+        ),
+    ],
+)
+def test_streams_that_can_not_be_exact_are_refused(make, error, words):
+    with pytest.raises(error, match=words):
+        HuggingFaceStream(make())
+
+
 def test_streams_are_refused_with_what_to_write():
     stream = table().to_iterable_dataset()
-    with pytest.raises(TypeError, match="IterableDataset.*told where to resume.*records"):
+    with pytest.raises(TypeError, match=r"told where to resume.*records.*IteratedDataset\(make\)"):
         StatefulDataLoader(stream, 4)
     with pytest.raises(TypeError, match="IterableDataset; for a stream, subclass Stateful"):
         SeededDataset(stream)

@@ -23,7 +23,7 @@ LAYERS = [
     {"_keyed", "_order"},
     {"_plan"},
     {"_dataset", "_mixed", "_sampler"},
-    {"_fetch", "_mixture", "_tolerant", "_wrapper"},
+    {"_fetch", "_iterated", "_mixture", "_tolerant", "_wrapper"},
     {"_pass"},
     {"_loader"},
     {"_shards", "_shards._source"},
@@ -46,7 +46,7 @@ LAYERS = [
     {"__init__", "__main__", "testing"},
     {"integrations", "integrations.generators"},
     {"integrations.albumentations", "integrations.lightning", "integrations.monai"}
-    | {"integrations.accelerate", "integrations.transformers"},
+    | {"integrations.accelerate", "integrations.datasets", "integrations.transformers"},
 ]
 WITHOUT_TORCH = {"_checks", "_sharding", "_record", "_keys", "_position", "_permutation", "_shares"}
 PUBLIC = {
@@ -54,6 +54,7 @@ PUBLIC = {
     "BalancedSampler",
     "Finding",
     "IterableMixture",
+    "IteratedDataset",
     "KeyedPermutation",
     "KeyedSampler",
     "LengthBatchSampler",

@@ -14,7 +14,7 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 #   _keyed  _order
 #   _plan
 #   _dataset  _mixed  _sampler
-#   _fetch  _mixture  _tolerant  _wrapper
+#   _fetch  _iterated  _mixture  _tolerant  _wrapper
 #   _pass
 #   _loader
 #   _shards
@@ -27,6 +27,7 @@ from seedcursor._dataset import SKIP as SKIP
 from seedcursor._dataset import StatefulDataset as StatefulDataset
 from seedcursor._dataset import StatefulIterableDataset as StatefulIterableDataset
 from seedcursor._dataset import sample_rng as sample_rng
+from seedcursor._iterated import IteratedDataset as IteratedDataset
 from seedcursor._keyed_sampler import KeyedSampler as KeyedSampler
 from seedcursor._lengths import LengthBatchSampler as LengthBatchSampler
 from seedcursor._loader import StatefulDataLoader as StatefulDataLoader

@@ -307,7 +307,7 @@ def _check_dataset(dataset: object, needs_length: bool) -> None:
                 f"dataset must be map-style or a StatefulIterableDataset, got {name}, whose "
                 "__iter__ can't be told where to resume. Subclass StatefulIterableDataset: write "
                 "records(start), which yields the raw records from position start, and "
-                "sample(record, index)"
+                "sample(record, index); or let IteratedDataset(make) make it in each epoch"
             )
     elif not hasattr(dataset, "__getitem__"):
         raise TypeError(f"dataset must be map-style, with __getitem__, got {name}")

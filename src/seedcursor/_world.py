@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
 from types import FrameType
 
 import torch.distributed as dist
-from torch.utils.data import get_worker_info
+from torch.utils.data import _utils, get_worker_info
 
 from seedcursor import _checks
 
@@ -53,6 +54,16 @@ def current_worker() -> tuple[int, int]:
     """``(id, num_workers)`` of this worker process; ``(0, 1)`` in the main process."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside, ``get_worker_info()`` says that this is no worker; so nobody takes a share."""
+    info, _utils.worker._worker_info = _utils.worker._worker_info, None
+    try:
+        yield
+    finally:
+        _utils.worker._worker_info = info
 
 
 def readers() -> Iterator[object]:
