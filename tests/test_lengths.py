@@ -77,6 +77,12 @@ def test_resumes_at_every_batch(bounds, num_workers):
         assert loader.state_dict()["length"] == N
 
 
+def test_workers_may_be_spawned():
+    bounds = {"max_tokens": 60}
+    spawned = loaded(bounds, num_workers=2, multiprocessing_context="spawn")
+    assert list(spawned) == list(loaded(bounds))
+
+
 @bounded
 def test_goes_on_with_other_ranks_and_within_a_batch(bounds):
     whole = flat(loaded(bounds))

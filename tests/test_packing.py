@@ -237,6 +237,11 @@ def test_resumes_at_every_batch(lengths, num_workers):
         assert loader.state_dict()["length"] == N
 
 
+def test_workers_may_be_spawned():
+    spawned = packed(LONG, num_workers=2, multiprocessing_context="spawn")
+    assert [listed(batch) for batch in spawned] == [listed(batch) for batch in packed(LONG)]
+
+
 @kinds
 def test_goes_on_with_other_ranks_and_within_a_batch(lengths):
     whole = flat(batches(indexed(lengths)))
