@@ -224,7 +224,8 @@ def test_an_iterator_that_was_read_before_is_noticed():
     assert list(IteratedDataset(lambda _: (), length=0)) == []
 
 
-def test_files_are_closed(tmp_path):
+@pytest.mark.parametrize("skip", [None, lambda file, start: itertools.islice(file, start, None)])
+def test_files_are_closed(skip, tmp_path):
     path, files = tmp_path / "lines", []
     path.write_text("one\ntwo\nthree\n" * 100)
 
@@ -232,7 +233,7 @@ def test_files_are_closed(tmp_path):
         files.append(open(path))  # noqa: SIM115
         return files[-1]
 
-    dataset = IteratedDataset(lines)
+    dataset = IteratedDataset(lines, skip=skip)
     records = dataset.records(2)
     assert next(records) == "three\n"
     del records

@@ -158,6 +158,31 @@ def test_a_stale_index_that_cannot_be_written(tmp_path):
     assert len(list(tmp_path.iterdir())) == 8
 
 
+@pytest.mark.parametrize("slip", ["a.jsonl", "b.txt"])
+def test_an_index_replaces_nothing_but_an_index(slip, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.txt"):
+        (tmp_path / name).write_text('{"x": 1}\n')
+    assert main(["index", "a.jsonl", "--output", slip]) == 2
+    assert f"got {tmp_path / slip}, which is no index; remove it first" in capsys.readouterr().err
+    assert (tmp_path / slip).read_text() == '{"x": 1}\n'
+    for content in ("", '{\n  "seedcursor_index": 0}'):
+        (tmp_path / "index.json").write_text(content)
+        assert index_shards(["a.jsonl"], "index.json") == 1
+    assert len(ShardedDataset("index.json")) == 1
+
+
+def test_where_an_index_cannot_be_is_said_before_anything_is_read(tmp_path):
+    class Unread(ShardFormat):
+        name, suffixes = "unread", (".jsonl",)
+
+    files = [tmp_path / "a.jsonl"]
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "none" / "index.json")):
+        index_shards(files, tmp_path / "none" / "index.json", formats=[Unread()])
+    with pytest.raises(ValueError, match="path must be a local one, got memory://index"):
+        index_shards(files, "memory://index", formats=[Unread()])
+
+
 def test_a_copy_of_a_dataset_reads_for_itself(tmp_path):
     dataset = Airports(indexed(tmp_path), seed=3)
     assert dataset[7] == pickle.loads(pickle.dumps(dataset))[7]
@@ -289,6 +314,12 @@ def key_comes_again(path):
     write_tar(path, [*rows[:3], rows[0]])
 
 
+def too_deep(path):
+    content = path.read_bytes().split(b"\n")
+    content[100] = b"[" * 100_000 + b"]" * 100_000
+    path.write_bytes(b"\n".join(content))
+
+
 def two_files(path):
     with tarfile.open(path, "w") as archive:
         add(archive, "a.txt", b"1")
@@ -338,6 +369,7 @@ def test_a_broken_shard_is_named_when_it_is_indexed(kind, damage, error, words, 
 
 BROKEN_WHEN_READ = [
     ("jsonl", bad_line, 61 + 1 + 100, r"{path}, byte \d+: line 101 is not JSON: Expecting value"),
+    ("jsonl", too_deep, 162, r"{path}, byte \d+: line 101 is not JSON: maximum recursion"),
     ("jsonl", cut_short, 189, r"{path}, byte \d+: line 126 is not JSON: "),
     ("gzip", bad_line_in_gzip, 162, r"{path}, byte \d+: line 101 is not JSON: Expecting value"),
     ("gzip-whole", bad_line_in_gzip, 162, r"{path}, byte \d+: line 101 is not JSON: Expecting"),
@@ -441,6 +473,35 @@ def test_urls_that_fsspec_opens(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(ImportError, match="memory://jsonl/9.jsonl needs fsspec"):
         dataset[0]
+
+
+def test_what_goes_wrong_while_reading_names_the_shard(tmp_path):
+    class Failing(ShardFormat):
+        name, suffixes = "failing", (".bin",)
+        error = None
+
+        def scan(self, source, chunk_bytes):
+            yield 1, 0
+
+        def read(self, source, where):
+            raise self.error
+
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"1")
+    index_shards([path], tmp_path / "index.json", formats=[Failing()])
+    dataset = ShardedDataset(tmp_path / "index.json", formats=[Failing()])
+    Failing.error = OSError(5, "Input/output error")
+    with pytest.raises(OSError, match=rf"{path} can't be read: \[Errno 5\] Input/output error"):
+        dataset[0]
+    Failing.error = KeyError("x")
+    with pytest.raises(KeyError) as caught:
+        dataset[0]
+    if sys.version_info >= (3, 11):  # exceptions have notes
+        assert caught.value.__notes__ == [f"seedcursor: while {path} was read"]
+    with pytest.raises(FileNotFoundError, match=r"memory://none/a\.jsonl can't be read: "):
+        index_shards(["memory://none/a.jsonl"], tmp_path / "index.json")
+    with pytest.raises(ValueError, match=r"zork://a\.jsonl can't be opened: .*zork"):
+        index_shards(["zork://a.jsonl"], tmp_path / "index.json")
 
 
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):

@@ -97,8 +97,7 @@ class IteratedDataset(StatefulIterableDataset[Any]):
             with self._reading(first):
                 try:
                     if source is None:
-                        source = self._opened(start)
-                        opened.callback(_close, source)
+                        source = self._opened(start, opened)
                     for record in itertools.islice(source, _BLOCK):
                         block.append(record)  # noqa: PERF402  # what came before an error counts
                 except Exception as raised:
@@ -120,11 +119,17 @@ class IteratedDataset(StatefulIterableDataset[Any]):
         with self.seeded(position, "seedcursor.records"), _world.alone():
             yield
 
-    def _opened(self, start: int) -> Iterator[Any]:
-        source = _iterable("make", self._make(self.epoch))
+    def _opened(self, start: int, opened: contextlib.ExitStack) -> Iterator[Any]:
+        made = _iterable("make", self._make(self.epoch))
+        if isinstance(made, Iterator):  # others may be the same in each epoch
+            opened.callback(_close, made)
+        left = made
         if self._skip is not None and start:
-            source = _iterable("skip", self._skip(source, start))
-        return iter(source)
+            left = _iterable("skip", self._skip(made, start))
+        source = iter(left)
+        if source is not made:
+            opened.callback(_close, source)
+        return source
 
     def _wrong(self, found: str) -> ValueError:
         return ValueError(

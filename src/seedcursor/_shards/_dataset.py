@@ -12,6 +12,7 @@ from seedcursor import _checks
 from seedcursor._dataset import StatefulDataset
 from seedcursor._shards._format import ShardFormat
 from seedcursor._shards._index import Path, Shard, open_index
+from seedcursor._shards._source import naming
 
 _KEPT = 1024
 
@@ -119,7 +120,8 @@ class ShardedDataset(StatefulDataset[Any]):
         number = int(self._first_chunks.searchsorted(chunk, "right")) - 1
         shard: Shard = self._shards[number]
         count, *where = shard.chunks[chunk - self._first_chunks[number]].tolist()
-        records = shard.reader.read(shard.source, tuple(where))
+        with naming(shard.source.path):
+            records = shard.reader.read(shard.source, tuple(where))
         if len(records) != count:
             raise shard.source.changed(f"a chunk had {count} records, and has {len(records)}")
         return records

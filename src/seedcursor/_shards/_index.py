@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO, Any
 
 import numpy as np
 from attrs import frozen
@@ -17,12 +18,13 @@ from numpy.typing import NDArray
 from seedcursor import _checks
 from seedcursor._shards._format import ShardFormat
 from seedcursor._shards._jsonl import GzipJsonLines, JsonLines
-from seedcursor._shards._source import Source, is_url
+from seedcursor._shards._source import Source, is_url, naming
 from seedcursor._shards._tar import Tar
 
 _log = logging.getLogger("seedcursor")
 
 _VERSION = 1
+_MARK = b'{"seedcursor_index"'
 CHUNK_BYTES = 2**16
 
 Path = str | os.PathLike[str]
@@ -65,7 +67,7 @@ def index_shards(
             (``.jsonl``), also compressed (``.jsonl.gz``), Parquet (``.parquet``), tar by the
             WebDataset convention (``.tar``), or what ``formats`` knows. Local paths, or URLs that
             ``fsspec`` opens.
-        path: Where to write it.
+        path: Where to write it: a new file, or an index that is to be replaced.
         chunk_bytes: How large a chunk should be. Gzip can be cut only between its members, and
             Parquet only between row groups.
         formats: Formats of your own, which are asked first.
@@ -75,7 +77,8 @@ def index_shards(
 
     Raises:
         OSError: A shard can't be read, or the index not written.
-        ValueError: A shard is malformed, empty, given twice, or of an unknown format.
+        ValueError: A shard is malformed, empty, given twice, or of an unknown format; or ``path``
+            is a file that is no index.
 
     Example:
         >>> import pathlib, tempfile
@@ -92,8 +95,11 @@ def index_shards(
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"files must name each shard once, got {twice[0]} twice")
-    shards = [_scanned(name, _reader_for(name, formats), chunk_bytes) for name in names]
-    _write(shards, os.path.abspath(path), chunk_bytes)
+    readers = [_reader_for(name, formats) for name in names]
+    path = _target(path)
+    with _replacing(path) as file:
+        shards = [_scanned(*pair, chunk_bytes) for pair in zip(names, readers, strict=True)]
+        file.write(_text(shards, path, chunk_bytes))
     return sum(shard.records for shard in shards)
 
 
@@ -113,15 +119,16 @@ def open_index(path: Path, formats: Sequence[ShardFormat]) -> list[Shard]:
     stale = [shard for shard in shards if _stamp(shard, path) != _known(shard)]
     if not stale:
         return shards
-    fresh = [
-        _scanned(shard.source.path, shard.reader, chunk_bytes) if shard in stale else shard
-        for shard in shards
-    ]
     try:
-        _write(fresh, path, chunk_bytes)
+        with _replacing(path) as file:
+            fresh = [
+                _scanned(shard.source.path, shard.reader, chunk_bytes) if shard in stale else shard
+                for shard in shards
+            ]
+            file.write(_text(fresh, path, chunk_bytes))
     except OSError as error:
         raise OSError(
-            f"{path} is stale, for {stale[0].source.path} has changed since, and can't be written "
+            f"{path} is stale, for {stale[0].source.path} has changed since, and can't be made "
             f"anew: {error}. Index the files again where it can, by python -m seedcursor index"
         ) from error
     names = ", ".join(shard.source.path for shard in stale)
@@ -135,7 +142,8 @@ def _known(shard: Shard) -> tuple[int | None, int | str | None]:
 
 def _stamp(shard: Shard, index: str) -> tuple[int, int | str]:
     try:
-        return shard.source.stamp()
+        with naming(shard.source.path):
+            return shard.source.stamp()
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"{shard.source.path} is missing, which {index} names; bring it back, or index the "
@@ -144,10 +152,11 @@ def _stamp(shard: Shard, index: str) -> tuple[int, int | str]:
 
 
 def _scanned(path: str, reader: ShardFormat, chunk_bytes: int) -> Shard:
-    source = Source(path, *Source(path).stamp())
-    rows = [row for row in reader.scan(source, chunk_bytes) if row[0]]
-    if source.stamp() != (source.size, source.modified):
-        raise source.changed("it was written to meanwhile")
+    with naming(path):
+        source = Source(path, *Source(path).stamp())
+        rows = [row for row in reader.scan(source, chunk_bytes) if row[0]]
+        if source.stamp() != (source.size, source.modified):
+            raise source.changed("it was written to meanwhile")
     if not rows:
         raise ValueError(f"{path} has no records; leave it out")
     return Shard(source, reader, np.array(rows, dtype=np.int64))
@@ -186,20 +195,40 @@ def _reader_named(name: str, formats: Sequence[ShardFormat], index: str) -> Shar
     )
 
 
-def _write(shards: Sequence[Shard], path: str, chunk_bytes: int) -> None:
-    """In one move, so that nobody reads half of it."""
-    lines = ",\n".join(json.dumps(_entry(shard, path), ensure_ascii=False) for shard in shards)
-    head = f'"seedcursor_index": {_VERSION}, "chunk_bytes": {chunk_bytes}'
-    text = f'{{{head}, "shards": [\n{lines}\n]}}\n'
+def _target(path: Path) -> str:
+    """Where an index may be written, for a slip must not cost anybody a shard."""
+    if is_url(os.fspath(path)):
+        raise ValueError(f"path must be a local one, got {os.fspath(path)}")
+    path = os.path.abspath(path)
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            head = b"".join(file.read(64).split())
+            if head and not head.startswith(_MARK):
+                raise ValueError(
+                    f"path must be a new file, or an index to replace, got {path}, which is no "
+                    "index; remove it first, or choose another name"
+                )
+    return path
+
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[IO[str]]:
+    """A file that takes the place of another in one move, so that nobody reads half of it."""
     # Ranks may write at the same time, on several machines.
     aside = f"{path}.{platform.node()}.{os.getpid()}"
     try:
         with open(aside, "w", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(text)
+            yield file
         os.replace(aside, path)
     finally:
         if os.path.exists(aside):
             os.unlink(aside)
+
+
+def _text(shards: Sequence[Shard], path: str, chunk_bytes: int) -> str:
+    lines = ",\n".join(json.dumps(_entry(shard, path), ensure_ascii=False) for shard in shards)
+    head = f'"seedcursor_index": {_VERSION}, "chunk_bytes": {chunk_bytes}'
+    return f'{{{head}, "shards": [\n{lines}\n]}}\n'
 
 
 def _entry(shard: Shard, index: str) -> dict[str, Any]:

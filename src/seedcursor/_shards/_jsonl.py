@@ -186,10 +186,10 @@ class _Lines(Sequence[Any]):
         try:
             # A file may begin with a byte order mark.
             return json.loads(self.lines[k].decode().removeprefix("\ufeff"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._bad(k, error) from error
 
-    def _bad(self, k: int, error: ValueError) -> ValueError:
+    def _bad(self, k: int, error: Exception) -> ValueError:
         """Find the line in the file, which costs reading it up to there."""
         line = byte = 0
         for piece in self.reader.before(self.source, self.where):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from typing import IO, Any
 
 from attrs import frozen
+
+from seedcursor import _batch
 
 
 @frozen
@@ -105,6 +109,25 @@ class Source:
         return found.st_size, found.st_mtime_ns
 
 
+@contextlib.contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Whatever goes wrong inside says what was read.
+
+    Args:
+        path: Of the shard.
+    """
+    try:
+        yield
+    except Exception as error:
+        if path in str(error):
+            raise
+        if isinstance(error, OSError):
+            kind = FileNotFoundError if isinstance(error, FileNotFoundError) else OSError
+            raise kind(f"{path} can't be read: {error}") from error
+        _batch.note(error, f"while {path} was read")
+        raise
+
+
 def is_url(path: str) -> bool:
     """Whether fsspec is to open it."""
     return "://" in path
@@ -116,5 +139,8 @@ def _opened(url: str) -> tuple[Any, str]:
         from fsspec.core import url_to_fs  # noqa: PLC0415
     except ImportError as error:
         raise ImportError(f"{url} needs fsspec: pip install fsspec") from error
-    files, path = url_to_fs(url)
+    try:
+        files, path = url_to_fs(url)
+    except ValueError as error:
+        raise ValueError(f"{url} can't be opened: {error}") from error
     return files, path
