@@ -229,3 +229,5 @@ def test_a_state_of_another_mixture_is_refused():
     other = IterableMixture({"a": (Shuffled(5), 1)}, length=40, seed=3)
     with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
         StatefulDataLoader(other).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
+        StatefulDataLoader(TolerantIterableDataset(other, 1)).load_state_dict(state)

@@ -145,6 +145,8 @@ def test_a_plain_loader_has_the_same_batches(bounds):
         ([], {"batch_size": 2}, ValueError, "lengths must be in one dimension and not empty"),
         ([[1]], {"batch_size": 2}, ValueError, r"lengths must be .* got the shape \(1, 1\)"),
         ([3, -1], {"batch_size": 2}, ValueError, "lengths must not be negative, got -1 at index 1"),
+        ([2**63], {"batch_size": 2}, ValueError, "lengths must be below .* at index 0"),
+        (["ab", [1]], {"batch_size": 2}, TypeError, "lengths must be integers, one for each"),
         ([3], {"batch_size": 0}, ValueError, "batch_size must be an integer in"),
         ([3], {"max_tokens": "x"}, TypeError, "max_tokens must be an integer in"),
         ([3], {"batch_size": 1, "window": 0}, ValueError, "window must be an integer in"),
@@ -157,13 +159,27 @@ def test_nonsense_is_refused(lengths, options, error, words):
         LengthBatchSampler(lengths, **options)
 
 
-@pytest.mark.parametrize("other", [{"batch_size": 5}, {"batch_size": 4, "window": 19}])
+@pytest.mark.parametrize("other", [{"batch_size": 5}, {"window": 19}, {"seed": 8}])
 def test_a_state_of_other_batches_is_refused(other):
-    state = loaded(BOUNDS["samples"] | {"window": 40}).state_dict()
-    loader = loaded(other)
+    bounds = {"batch_size": 4, "window": 40}
+    state = loaded(bounds).state_dict()
+    sampler = LengthBatchSampler(LENGTHS, **(bounds | other))
+    loader = StatefulDataLoader(Keyed(N), batch_sampler=sampler, seed=3)
     with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
         loader.load_state_dict(state)
     loader.load_state_dict({"epoch": 0, "cursor": 4})
+
+
+def test_a_sampler_for_other_lengths_is_refused():
+    sampler = LengthBatchSampler(LENGTHS[1:], batch_size=2)
+    with pytest.raises(
+        ValueError, match="batch_sampler must be made for the 50 records of the dat"
+    ):
+        StatefulDataLoader(LENGTHS, batch_sampler=sampler)
+    with pytest.raises(
+        TypeError, match="sampler must yield indices, got a LengthBatchSampler; pass"
+    ):
+        StatefulDataLoader(LENGTHS[1:], sampler=sampler)
 
 
 def test_nonsense_positions_are_refused():

@@ -336,6 +336,7 @@ def test_a_state_of_another_mixture_is_refused(wrap):
         state(1, 3),
         state(1, 2, n=51),
         state(1, 2, weights_from={9: {"0": 1, "1": 1}}),
+        state(1, 2, seed=8),
     ):
         with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
             loader.load_state_dict(other)
@@ -504,6 +505,7 @@ A = {"a": (range(3), 1)}
         ([{"a": (range(3), 0)}], ValueError, "weights must have a sum above 0"),
         ([{"a": (range(0), 1)}], ValueError, r"sources\['a'\] must have records"),
         ([A | {"b": (range(3), 1e-15)}], ValueError, "weight of 'b' must be 0 or at least 1e-12"),
+        ([A | {"b": (range(3), 1e308), "c": ("x", 1e308)}], ValueError, "finite, got inf from"),
         ([A, 0], ValueError, "length must be an integer in"),
         ([A, 1.5], TypeError, "length must be an integer"),
         ([A, 10, "first_exhausted"], ValueError, "one of length and stop must be given"),

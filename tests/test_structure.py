@@ -17,8 +17,8 @@ SOURCE = Path(seedcursor.__file__).parent
 LAYERS = [
     {"_around", "_checks", "_sharding"},
     {"_record", "_position", "_world"},
-    {"_keys", "_occurrences", "_keyed_sampler"},
-    {"_permutation", "_rng", "_process", "_shares"},
+    {"_keys", "_occurrences"},
+    {"_keyed_sampler", "_permutation", "_rng", "_process", "_shares"},
     {"_batch", "_lengths", "_packing", "_weighted", "_worker"},
     {"_keyed", "_order"},
     {"_plan"},

@@ -10,7 +10,13 @@ from samples import Keyed, flat
 from scipy import stats
 from torch.utils.data import DataLoader
 
-from seedcursor import BalancedSampler, StatefulDataLoader, WeightedSampler, WeightedShuffle
+from seedcursor import (
+    BalancedSampler,
+    Mixture,
+    StatefulDataLoader,
+    WeightedSampler,
+    WeightedShuffle,
+)
 
 N = 12
 WEIGHTS = [0, 1, 2, 0.5, 4, 0, 1e-3, 7, 3, 3, 1, 0.25]
@@ -23,9 +29,16 @@ MAKE = {
 made = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 
 
+class Anything:
+    """As many records as a sampler likes."""
+
+    def __getitem__(self, index):
+        return index
+
+
 def drawn(sampler, epoch=0, seed=5):
     """The records of an epoch, as a loader draws them."""
-    loader = StatefulDataLoader(range(10**6), 64, sampler=sampler, collate_fn=list, seed=seed)
+    loader = StatefulDataLoader(Anything(), 64, sampler=sampler, collate_fn=list, seed=seed)
     loader.set_epoch(epoch)
     return flat(loader)
 
@@ -201,6 +214,28 @@ def test_each_class_is_read_through_before_it_repeats():
         assert len({tuple(turn) for turn in turns.tolist()}) > 1
 
 
+@pytest.mark.parametrize("num_samples", [1, 2, 5, 16])
+def test_rounds_go_on_from_epoch_to_epoch(num_samples):
+    labels, sampler = np.array(LABELS), BalancedSampler(LABELS, num_samples=num_samples)
+    records = np.concatenate([drawn(sampler, epoch) for epoch in range(240 // num_samples)])
+    whole = len(records) // 3 * 3
+    assert (np.sort(labels[records[:whole]].reshape(-1, 3), axis=1) == [0, 1, 2]).all()
+    for number, size in enumerate(np.bincount(labels)):
+        own = records[labels[records] == number]
+        turns = own[: len(own) // size * size].reshape(-1, size)
+        assert (np.sort(turns, axis=1) == np.flatnonzero(labels == number)).all()
+    assert [drawn(sampler, 7)[k] for k in range(num_samples)] == [
+        sampler.at(5, 7, np.array([k]))[0].index for k in range(num_samples)
+    ]
+
+
+def test_a_class_that_is_read_through_too_often():
+    sampler = BalancedSampler([0, 1, 1], num_samples=2**30)
+    assert len(sampler.at(0, 7, np.arange(4))) == 4
+    with pytest.raises(ValueError, match=r"class must be read through less than 2\*\*32 times"):
+        sampler.at(0, 8, np.arange(4))
+
+
 def test_many_classes_and_many_ranks():
     labels = np.repeat(np.arange(1_100), 3)
     sampler = BalancedSampler(labels, num_samples=1_100 * 4_000)
@@ -260,16 +295,30 @@ def test_nonsense_labels_are_refused(arguments, error, words):
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (WeightedSampler([1, 2, 3]), WeightedSampler([1, 2, 4])),
-        (WeightedShuffle([1, 2, 3]), WeightedShuffle([1, 2, 4])),
-        (BalancedSampler([0, 0, 1]), BalancedSampler([0, 1, 1])),
+        (WeightedSampler(WEIGHTS), WeightedSampler(WEIGHTS[::-1])),
+        (WeightedShuffle(WEIGHTS), WeightedShuffle(WEIGHTS[::-1])),
+        (BalancedSampler(LABELS), BalancedSampler(LABELS[::-1])),
+        (WeightedSampler(WEIGHTS, seed=1), WeightedSampler(WEIGHTS, seed=2)),
+        (WeightedSampler(WEIGHTS, seed=1), WeightedSampler(WEIGHTS)),
     ],
 )
 def test_a_state_of_another_order_is_refused(ours, theirs):
     state = loaded(ours).state_dict()
     loaded(ours).load_state_dict(state)
-    with pytest.raises(ValueError, match=r"other settings \(order: saved \d+, here \d+\)"):
+    words = r"other settings \(order: saved \d+, here \d+\)\. 'order' is a digest of what the sampl"
+    with pytest.raises(ValueError, match=words):
         loaded(theirs).load_state_dict(state)
+
+
+def test_a_sampler_for_another_dataset_is_refused():
+    words = "sampler must be made for the 10 records of the dataset, got a {} for 9; make it from"
+    for sampler in (WeightedSampler([1] * 9), WeightedShuffle([1] * 9), BalancedSampler([0] * 9)):
+        with pytest.raises(ValueError, match=words.format(type(sampler).__name__)):
+            StatefulDataLoader(range(10), sampler=sampler)
+        with pytest.raises(ValueError, match=r"orders\['a'\] must be .*10"):
+            Mixture({"a": (range(10), 1)}, length=5, orders={"a": sampler})
+    with pytest.raises(TypeError, match="batch_sampler must yield batches, got a WeightedSampler"):
+        StatefulDataLoader(range(9), batch_sampler=WeightedSampler([1] * 9))
 
 
 def test_more_than_there_are_without_replacement():

@@ -317,7 +317,9 @@ def test_bad_records_can_be_passed_over(tmp_path, caplog):
     )
 
 
-@pytest.mark.parametrize("other", [{"window": 21}, {"block": 8}, {"ranks": 1}, {"workers": 2}])
+@pytest.mark.parametrize(
+    "other", [{"window": 21}, {"block": 8}, {"ranks": 1}, {"workers": 2}, {"seed": 8}]
+)
 def test_a_state_of_another_order_is_refused(index, other):
     state = loaded(index).state_dict()
     dataset = Airports(index, seed=5)
@@ -337,6 +339,33 @@ def test_a_state_of_another_corpus_is_refused(tmp_path):
     assert len(loader.dataset) == N
     with pytest.raises(ValueError, match=r"other settings \(order: saved"):
         loader.load_state_dict(state)
+
+
+def test_a_state_knows_shards_by_their_names(tmp_path):
+    files = [tmp_path / folder / f"{k}.jsonl" for folder in "ab" for k in range(2)]
+    for file in files:
+        file.parent.mkdir(exist_ok=True)
+        write_jsonl(file, airports()[:100])
+    index_shards(files, tmp_path / "index.json")
+    state = loaded(tmp_path / "index.json").state_dict()
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for folder in "ab":
+        (tmp_path / folder).rename(moved / folder)
+    files = [moved / file.relative_to(tmp_path) for file in files]
+    index_shards(files, tmp_path / "index.json")
+    loaded(tmp_path / "index.json").load_state_dict(state)
+    index_shards(files[::-1], tmp_path / "index.json")
+    with pytest.raises(ValueError, match=r"other settings \(order: saved .*the names of shards"):
+        loaded(tmp_path / "index.json").load_state_dict(state)
+
+
+def test_a_sampler_of_another_corpus_is_refused(index, tmp_path):
+    write_jsonl(tmp_path / "a.jsonl", airports()[:5])
+    index_shards([tmp_path / "a.jsonl"], tmp_path / "index.json")
+    sampler = WindowedSampler(ShardedDataset(tmp_path / "index.json"), **ORDER)
+    with pytest.raises(ValueError, match="sampler must be made for the 400 .* WindowedSampler for"):
+        StatefulDataLoader(SeededDataset(ShardedDataset(index)), sampler=sampler)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ samples one of ``(seed, epoch, position)``; so a run's data position is ``<epoch
 # an adapter for each of other people's libraries:
 #   _around  _checks  _sharding
 #   _record  _position  _world
-#   _keys  _occurrences  _keyed_sampler
-#   _permutation  _rng  _process  _shares
+#   _keys  _occurrences
+#   _keyed_sampler  _permutation  _rng  _process  _shares
 #   _batch  _lengths  _packing  _weighted  _worker
 #   _keyed  _order
 #   _plan

@@ -68,7 +68,12 @@ def stream(value: object) -> str | None:
 
 def one_each(name: str, what: str, kinds: str, values: Any) -> NDArray[Any]:
     """An argument with a value for each record."""
-    given = np.asarray(values)
+    try:
+        given = np.asarray(values)
+    except ValueError:  # sequences of unlike lengths
+        raise TypeError(
+            f"{name} must be {what}, one for each record, got {shown(values)}"
+        ) from None
     if given.size and given.dtype.kind not in kinds:
         raise TypeError(f"{name} must be {what}, one for each record, got {shown(values)}")
     if given.ndim != 1 or not given.size:
@@ -81,6 +86,10 @@ def one_each(name: str, what: str, kinds: str, values: Any) -> NDArray[Any]:
 def lengths(values: Any) -> NDArray[np.int64]:
     """The length of each record."""
     given = one_each("lengths", "integers", "iu", values)
+    if given.max() >= LENGTH_LIMIT:
+        raise ValueError(
+            f"lengths must be below 2**63, got {given.max()} at index {given.argmax()}"
+        )
     if given.min() < 0:
         raise ValueError(
             f"lengths must not be negative, got {given.min()} at index {given.argmin()}"

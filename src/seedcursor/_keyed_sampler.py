@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from seedcursor import _checks
+from seedcursor import _checks, _keys
 
 # Positions that are asked for at once.
 _SLICE = 4096
@@ -20,6 +20,9 @@ T_co = TypeVar("T_co", covariant=True)
 
 class _Seeded(Sampler[T_co]):
     """A sampler with a seed, and with an epoch for a plain ``DataLoader``."""
+
+    _order_digest: int | None = None  # of its arguments
+    _made_for: int | None = None  # how many records the dataset must have
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = None if seed is None else _checks.seed(seed)
@@ -117,6 +120,33 @@ class KeyedBatchSampler(_Seeded[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         return self.batches(self.seed or 0, self._epoch, 0)
+
+
+def sampler_digest(sampler: KeyedSampler | KeyedBatchSampler) -> int | None:
+    """What an order is made of besides a loader's seed, as a number; None if that is not known."""
+    if sampler.seed is None:
+        return sampler._order_digest
+    return _keys.order_digest(sampler._order_digest, sampler.seed)
+
+
+def check_made_for(sampler: object, name: str, dataset: object) -> None:
+    """Refuse a sampler that was made for a dataset of another length.
+
+    Args:
+        sampler: What was given; only one of ours knows.
+        name: As what it was given.
+        dataset: What it is to be the order of.
+
+    Raises:
+        ValueError: They don't fit.
+    """
+    made_for = sampler._made_for if isinstance(sampler, _Seeded) else None
+    if made_for is None or not isinstance(dataset, Sized) or len(dataset) == made_for:
+        return
+    raise ValueError(
+        f"{name} must be made for the {len(dataset)} records of the dataset, got a "
+        f"{type(sampler).__name__} for {made_for}; make it from this dataset"
+    )
 
 
 def listed(indices: Sequence[Any]) -> list[Any]:

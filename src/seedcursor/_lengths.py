@@ -75,6 +75,7 @@ class LengthBatchSampler(KeyedBatchSampler):
         if batch_size is None and max_tokens is None:
             raise ValueError("batch_size, max_tokens or both must be given, got neither")
         self._lengths = _checks.lengths(lengths)
+        self._made_for = len(self._lengths)
         limit = _checks.LENGTH_LIMIT
         self._size = len(self._lengths)
         if batch_size is not None:

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
 from seedcursor import _checks, _keyed, _keys, _world
 from seedcursor._dataset import StatefulIterableDataset
 from seedcursor._fetch import Fetcher, StreamFetcher, start_worker
-from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler
+from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler, check_made_for
 from seedcursor._order import (
     BatchSamplerOrder,
     KeyedBatchSamplerOrder,
@@ -118,6 +118,7 @@ class StatefulDataLoader(Positioned, DataLoader[T_co]):
         **options: Any,
     ) -> None:
         _check_dataset(dataset, sampler is None and batch_sampler is None)
+        _check_samplers(dataset, sampler, batch_sampler)
         if not in_order:
             raise ValueError(
                 "in_order must be True, got False: batches that come as they are ready have no "
@@ -307,7 +308,8 @@ def _check_dataset(dataset: object, needs_length: bool) -> None:
                 f"dataset must be map-style or a StatefulIterableDataset, got {name}, whose "
                 "__iter__ can't be told where to resume. Subclass StatefulIterableDataset: write "
                 "records(start), which yields the raw records from position start, and "
-                "sample(record, index); or let IteratedDataset(make) make it in each epoch"
+                "sample(record, index); or let IteratedDataset(make) make it in each epoch; for a "
+                "datasets.IterableDataset there is seedcursor.integrations.datasets"
             )
     elif not hasattr(dataset, "__getitem__"):
         raise TypeError(f"dataset must be map-style, with __getitem__, got {name}")
@@ -315,6 +317,17 @@ def _check_dataset(dataset: object, needs_length: bool) -> None:
         raise TypeError(
             f"dataset must have __len__, got {name} without; give it one, or pass sampler="
         )
+
+
+def _check_samplers(dataset: object, sampler: object, batch_sampler: object) -> None:
+    if isinstance(sampler, KeyedBatchSampler):
+        name = type(sampler).__name__
+        raise TypeError(f"sampler must yield indices, got a {name}; pass it as batch_sampler=")
+    if isinstance(batch_sampler, KeyedSampler):
+        name = type(batch_sampler).__name__
+        raise TypeError(f"batch_sampler must yield batches, got a {name}; pass it as sampler=")
+    check_made_for(sampler, "sampler", dataset)
+    check_made_for(batch_sampler, "batch_sampler", dataset)
 
 
 def _dealt(batch_sampler: Any) -> tuple[int, int] | None:

@@ -50,7 +50,8 @@ class Mixed(Keyed):
             self._check_shares(position, each)
         self._schedule = Schedule(by_position, self.seed)
         self._length = self._epoch_length(length, stop)
-        self._order_digest = _keys.order_digest(self._names, self._lengths, by_position)
+        made_of = self._names, self._lengths, by_position, self.seed
+        self._order_digest = _keys.order_digest(*made_of)
 
     def __len__(self) -> int:
         return self._length
@@ -78,7 +79,7 @@ class Mixed(Keyed):
                 _batch.leave(outer)
 
     def _check_shares(self, position: int, weights: list[float]) -> None:
-        total = math.fsum(weights)
+        total = sum(weights)  # not math.fsum, which raises where this is infinite
         if not 0 < total < math.inf:
             raise ValueError(
                 f"weights must have a sum above 0 and finite, got {total} from position {position}"

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from seedcursor import _batch, _checks, _keys
 from seedcursor._dataset import StatefulDataset, StatefulIterableDataset
 from seedcursor._keyed import globals_to_key
-from seedcursor._keyed_sampler import KeyedSampler
+from seedcursor._keyed_sampler import KeyedSampler, check_made_for, sampler_digest
 from seedcursor._mixed import Mixed
 from seedcursor._permutation import KeyedPermutation
 from seedcursor._shares import BLOCK
@@ -175,9 +175,10 @@ class Mixture(Mixed, StatefulDataset[Any]):
                     f"orders[{name!r}] must be as long as its source, {lengths[name]}, got a "
                     f"{type(order).__name__} of length {len(order)}"
                 )
+            check_made_for(order, f"orders[{name!r}]", self.datasets[name])
         self._orders = [orders.get(name) for name in self._names]
         if orders:
-            digests = [getattr(order, "_order_digest", None) for order in self._orders]
+            digests = [None if order is None else sampler_digest(order) for order in self._orders]
             self._order_digest = _keys.order_digest(self._order_digest, digests)
 
     def _records(

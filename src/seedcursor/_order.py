@@ -16,7 +16,12 @@ import numpy as np
 import torch
 
 from seedcursor import _batch, _keys, _rng
-from seedcursor._keyed_sampler import KeyedBatchSampler, KeyedSampler, listed
+from seedcursor._keyed_sampler import (
+    KeyedBatchSampler,
+    KeyedSampler,
+    listed,
+    sampler_digest,
+)
 from seedcursor._permutation import SLICE, KeyedPermutation
 from seedcursor._position import Position
 from seedcursor._sharding import Shape
@@ -120,6 +125,10 @@ class KeyedSamplerOrder(KeyedOrder):
     def __init__(self, sampler: KeyedSampler, seed: int) -> None:
         super().__init__(sampler, seed if sampler.seed is None else sampler.seed, shuffle=False)
         self.sampler = sampler
+
+    @property
+    def digest(self) -> int | None:
+        return sampler_digest(self.sampler)
 
     def _at(self, epoch: int) -> Callable[[range], list[Any]]:
         def indices_at(places: range) -> list[Any]:
@@ -243,7 +252,7 @@ class KeyedBatchSamplerOrder(BatchSamplerOrder):
 
     @property
     def digest(self) -> int | None:
-        return getattr(self._batch_sampler, "_order_digest", None)
+        return sampler_digest(self._batch_sampler)
 
     def _from(self, start: Position) -> tuple[list[list[Any]], Callable[[int], list[list[Any]]]]:
         batches = self._batch_sampler.batches(self._seed, start.epoch, start.cursor)

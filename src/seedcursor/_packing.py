@@ -171,6 +171,7 @@ class PackedBatchSampler(KeyedBatchSampler):
         super().__init__(seed)
         limit = _checks.LENGTH_LIMIT
         self._lengths = _checks.lengths(lengths)
+        self._made_for = len(self._lengths)
         self._length = _checks.integer("length", length, low=1, limit=limit)
         self._size = _checks.integer("batch_size", batch_size, low=1, limit=limit)
         self._window = _checks.integer("window", window, low=1, limit=limit)
@@ -347,8 +348,9 @@ def _tokens(place: int, sample: Any) -> NDArray[np.int64]:
     except (TypeError, ValueError):  # bfloat16, or lists of unlike lengths
         raise _refused(TypeError, place, type(sample).__name__) from None
     if given.ndim != 1:
-        got = f"{type(sample).__name__} in {given.ndim}"
-        raise _refused(ValueError if given.ndim else TypeError, place, got)
+        if not given.ndim:
+            raise _refused(TypeError, place, type(sample).__name__)
+        raise _refused(ValueError, place, f"{type(sample).__name__} in {given.ndim}")
     # An empty list has no type. What int64 can't hold would become another token.
     whole = given.dtype.kind in "iu" and np.can_cast(given.dtype, np.int64)
     if given.size and not whole:

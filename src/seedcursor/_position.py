@@ -72,8 +72,16 @@ def read_state(
             "the state was saved by a loader with other settings (" + "; ".join(differences) + ")"
         )
         if strict:
+            about = ""
+            if any(difference.startswith("order:") for difference in differences):
+                about = (
+                    ". 'order' is a digest of what the sampler or mixture was made of: window and "
+                    "block, weights, labels or lengths, its own seed, the names of shards"
+                )
             raise ValueError(
-                message + ". Build the loader as it was built then; or go to the start of an epoch "
+                message
+                + about
+                + ". Build the loader as it was built then; or go to the start of an epoch "
                 "by set_epoch(); or pass strict=False, which repeats samples or leaves some out if "
                 "the order is another"
             )

@@ -94,6 +94,7 @@ class TolerantIterableDataset(StatefulIterableDataset[Any]):
             )
         super().__init__(seed=base.seed)
         self.base = base
+        self._order_digest = getattr(base, "_order_digest", None)
         self.at_most = _checks.integer("at_most", at_most)
 
     def __len__(self) -> int:

@@ -53,6 +53,7 @@ class WeightedSampler(KeyedSampler):
         super().__init__(seed)
         given = _weights(weights)
         self._kept, self._alias = _alias_table(given)
+        self._made_for = len(given)
         self._order_digest = _keys.order_digest(given)
         self._length = _num_samples(num_samples, len(self._kept))
 
@@ -114,6 +115,7 @@ class WeightedShuffle(KeyedSampler):
         super().__init__(seed)
         self._weights = _weights(weights)
         self._order_digest = _keys.order_digest(self._weights)
+        self._made_for = len(self._weights)
         possible = int(np.count_nonzero(self._weights))
         self._length = _num_samples(num_samples, possible)
         if self._length > possible:
@@ -156,8 +158,8 @@ class BalancedSampler(KeyedSampler):
     """Records such that each class comes equally often, however many records it has.
 
     Of every ``C`` positions, ``C`` the number of classes, each class has one, in a shuffled order.
-    Within a class records come in a shuffled order too, each once before any comes again, and that
-    goes on from epoch to epoch; so a small class is repeated and a large one is not cut short. A
+    Within a class records come in a shuffled order too, each once before any comes again. Both go
+    on from epoch to epoch; so a small class is repeated and a large one is not cut short. A
     record that is drawn again in an epoch has draws of its own: it comes as an `Occurrence`. So use
     it in a ``StatefulDataLoader``; a plain one would hand the dataset the occurrence.
 
@@ -169,7 +171,7 @@ class BalancedSampler(KeyedSampler):
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range; later, a class has been read through 2**32 times.
 
     Example:
         >>> from seedcursor import StatefulDataLoader
@@ -186,6 +188,7 @@ class BalancedSampler(KeyedSampler):
         super().__init__(seed)
         numbers = _class_numbers(labels)
         self._order_digest = _keys.order_digest(numbers)
+        self._made_for = len(numbers)
         sizes = np.bincount(numbers)
         self._classes = len(sizes)
         members = np.argsort(numbers, kind="stable")
@@ -207,41 +210,61 @@ class BalancedSampler(KeyedSampler):
         Returns:
             N occurrences, each numbered by how often its class was read through in the epoch.
         """
-        rounds = positions // self._classes
-        before = epoch * -(-self._length // self._classes)
-        numbers = self._drawn_classes(seed, epoch, positions)
+        # Rounds go on from epoch to epoch, so the first may have begun in an earlier one.
+        before, begun = divmod(epoch * self._length, self._classes)
+        rounds, in_round = np.divmod(positions + begun, self._classes)
+        numbers = self._drawn_classes(seed, epoch, rounds, in_round)
         records, repeats = np.empty_like(positions), np.empty_like(positions)
         by_class = np.argsort(numbers, kind="stable")
         ends = np.cumsum(np.bincount(numbers, minlength=self._classes))
         for number in np.unique(numbers).tolist():
             places = by_class[ends[number - 1] if number else 0 : ends[number]]
-            records[places], repeats[places] = self._records(seed, number, before, rounds[places])
+            records[places], repeats[places] = self._members_at(
+                seed, number, before, rounds[places]
+            )
         return _occurrences(records, repeats)
 
     def _drawn_classes(
-        self, seed: int, epoch: int, positions: NDArray[np.int64]
+        self, seed: int, epoch: int, rounds: NDArray[np.int64], in_round: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The class at each position: in every round each class once."""
-        rounds, inverse = np.unique(positions // self._classes, return_inverse=True)
-        places = positions % self._classes
-        numbers = np.empty_like(positions)
+        different, inverse = np.unique(rounds, return_inverse=True)
+        numbers = np.empty_like(rounds)
         at_once = max(1, _WORDS // self._classes)
-        for start in range(0, len(rounds), at_once):
-            some = rounds[start : start + at_once, None]
-            everywhere = (some * self._classes + np.arange(self._classes)).ravel()
-            words = _words(seed, epoch, everywhere, "balanced", 1).reshape(len(some), -1)
-            orders = np.argsort(words, axis=1, kind="stable")
+        for start in range(0, len(different), at_once):
+            orders = self._orders(seed, epoch, different[start : start + at_once])
             here = (start <= inverse) & (inverse < start + at_once)
-            numbers[here] = orders[inverse[here] - start, places[here]]
+            numbers[here] = orders[inverse[here] - start, in_round[here]]
         return numbers
 
-    def _records(
+    def _orders(self, seed: int, epoch: int, rounds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The classes in the order of some rounds, a row each, keyed by where the round begins."""
+        everyone = np.arange(self._classes)
+        first = epoch * self._length
+        begun = first % self._classes
+        words = []
+        if begun and rounds[0] == 0:
+            earlier, place = divmod(first - begun, self._length)
+            words.append(_words(seed, earlier, place + everyone, "balanced", 1))
+            rounds = rounds[1:]
+        if len(rounds):
+            places = rounds[:, None] * self._classes - begun + everyone
+            words.append(_words(seed, epoch, places.ravel(), "balanced", 1))
+        keys = np.concatenate(words).reshape(-1, self._classes)
+        return np.argsort(keys, axis=1, kind="stable")
+
+    def _members_at(
         self, seed: int, number: int, before: int, rounds: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """A class's records in some rounds, and how often it was read through before."""
         members = self._members[number]
         turn, place = divmod(before, len(members))
         turns, places = np.divmod(rounds + place, len(members))
+        if turn + int(turns.max()) >= _checks.EPOCH_LIMIT:
+            raise ValueError(
+                f"a class must be read through less than 2**32 times, got one of {len(members)} "
+                f"records, read through {turn} times before; give it more, or leave it out"
+            )
         records = np.empty_like(rounds)
         own_seed = _keys.derived_seed(seed, number, "balanced.order")
         for later in np.unique(turns).tolist():

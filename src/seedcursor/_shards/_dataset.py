@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,6 +85,14 @@ class ShardedDataset(StatefulDataset[Any]):
         lengths: list[int] = np.diff(self._starts[self._first_chunks]).tolist()
         return lengths
 
+    @property
+    def shard_names(self) -> list[str]:
+        """The shards' paths, without the folders that all of them are in."""
+        names = [shard.source.path.replace(os.sep, "/").split("/") for shard in self._shards]
+        levels = zip(*(name[:-1] for name in names), strict=False)
+        shared = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
+        return ["/".join(name[shared:]) for name in names]
+
     def sample(self, record: Any, index: int) -> Any:
         """What becomes of a record.
 
@@ -96,8 +107,8 @@ class ShardedDataset(StatefulDataset[Any]):
         return record
 
     def __getitem__(self, index: int) -> Any:
-        number = _checks.integer("index", index)
-        if number >= len(self):
+        number = _checks.integer("index", index, low=None)
+        if not 0 <= number < len(self):
             raise IndexError(f"index must be in [0, {len(self)}), got {_checks.shown(number)}")
         chunk = int(self._starts.searchsorted(number, "right")) - 1
         records = self._kept.take(self.epoch, chunk, self._read)
@@ -132,12 +143,21 @@ class _Kept:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        # A fork may come while another thread holds the lock.
+        self._process = os.getpid()
+        self._lock = threading.Lock()
         self._epoch = 0
         self._records = 0
         self._chunks: OrderedDict[int, tuple[Sequence[Any], int]] = OrderedDict()
 
     def take(self, epoch: int, chunk: int, read: Callable[[int], Sequence[Any]]) -> Sequence[Any]:
         """A chunk's records, one of which is used."""
+        if self._process != os.getpid():
+            self.__init__(self.limit)  # type: ignore[misc]
+        with self._lock:
+            return self._take(epoch, chunk, read)
+
+    def _take(self, epoch: int, chunk: int, read: Callable[[int], Sequence[Any]]) -> Sequence[Any]:
         if epoch != self._epoch:
             # What is left of the last epoch were others' records.
             self._chunks.clear()

@@ -75,18 +75,21 @@ class WindowedSampler(KeyedSampler):
         super().__init__(seed)
         if not isinstance(dataset, ShardedDataset):
             raise TypeError(
-                f"dataset must be a ShardedDataset, got {type(dataset).__name__}; of a wrapped one "
-                "give the one inside"
+                f"dataset must be a ShardedDataset, got {type(dataset).__name__}; of one in a "
+                "wrapper give the one inside, in a mixture a sampler for each source, as orders=; "
+                "for a subset index its files"
             )
         self._window = _checks.integer("window", window, low=1, limit=_checks.LENGTH_LIMIT)
         self._block = _checks.integer("block", block, low=1, limit=2**31)
         self._ranks = _checks.integer("ranks", ranks, low=1, limit=2**16)
         self._workers = _checks.integer("workers", workers, low=1, limit=2**16)
         self._lengths = np.array(dataset.shard_lengths, dtype=np.int64)
+        self._made_for = len(dataset)
         self._first_records = np.cumsum(self._lengths) - self._lengths
         self._lanes = self._lane_borders()
+        shards = self._lengths, dataset.shard_names
         self._order_digest = _keys.order_digest(
-            self._lengths, self._window, self._block, self._ranks, self._workers
+            *shards, self._window, self._block, self._ranks, self._workers
         )
         self._line: tuple[tuple[int, int], NDArray[np.int64], NDArray[np.int64]] | None = None
         dataset.hold(self._window, self._ranks * self._workers)
