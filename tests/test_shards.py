@@ -9,6 +9,7 @@ import resource
 import sys
 import tarfile
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pyarrow.parquet
@@ -177,10 +178,55 @@ def test_where_an_index_cannot_be_is_said_before_anything_is_read(tmp_path):
         name, suffixes = "unread", (".jsonl",)
 
     files = [tmp_path / "a.jsonl"]
-    with pytest.raises(FileNotFoundError, match=str(tmp_path / "none" / "index.json")):
+    words = f"path must be in a folder that exists, got {tmp_path}/none/index.json; make"
+    with pytest.raises(FileNotFoundError, match=words):
         index_shards(files, tmp_path / "none" / "index.json", formats=[Unread()])
     with pytest.raises(ValueError, match="path must be a local one, got memory://index"):
         index_shards(files, "memory://index", formats=[Unread()])
+
+
+def test_an_index_that_is_linked_to(tmp_path):
+    (tmp_path / "corpus").mkdir()
+    index = indexed(tmp_path / "corpus")
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "elsewhere" / "index.json"
+    link.symlink_to(index)
+    assert list(ShardedDataset(link)) == airports()
+    (tmp_path / "corpus" / "6.jsonl").write_text("1\n")
+    assert 1 in list(ShardedDataset(link))
+    assert link.is_symlink()
+    assert 1 in list(ShardedDataset(index))
+    (tmp_path / "again.jsonl").symlink_to(tmp_path / "corpus" / "6.jsonl")
+    with pytest.raises(ValueError, match=r"must name each shard once, got .*6\.jsonl twice"):
+        index_shards([tmp_path / "again.jsonl", tmp_path / "corpus" / "6.jsonl"], link)
+    index_shards([tmp_path / "again.jsonl"], link)
+    assert link.is_symlink()
+    assert list(ShardedDataset(index)) == [1]
+
+
+def test_threads_share_what_is_kept(tmp_path, monkeypatch):
+    reads = []
+    read = ShardedDataset._read
+    monkeypatch.setattr(
+        ShardedDataset, "_read", lambda self, chunk: [reads.append(chunk), read(self, chunk)][1]
+    )
+    dataset = ShardedDataset(indexed(tmp_path))
+    shards = json.loads((tmp_path / "index.json").read_text())["shards"]
+    chunks = sum(len(shard["chunks"]) for shard in shards)
+    with ThreadPoolExecutor(8) as pool:
+        for epoch in range(20):
+            dataset.set_epoch(epoch)
+            assert list(pool.map(dataset.__getitem__, range(400))) == airports()
+    assert len(reads) == 20 * chunks
+
+
+def test_threads_may_open_a_stale_index(tmp_path):
+    index = indexed(tmp_path)
+    for size in range(2, 12):
+        (tmp_path / "6.jsonl").write_text("1\n" * size)
+        with ThreadPoolExecutor(4) as pool:
+            opened = list(pool.map(lambda _: ShardedDataset(index), range(4)))
+        assert len({len(dataset) for dataset in opened}) == 1
 
 
 def test_a_copy_of_a_dataset_reads_for_itself(tmp_path):
@@ -326,6 +372,21 @@ def two_files(path):
         add(archive, "a.txt", b"2")
 
 
+def linked(path):
+    with tarfile.open(path, "w") as archive:
+        add(archive, "a.txt", b"1")
+        link = tarfile.TarInfo("b.txt")
+        link.type, link.linkname = tarfile.LNKTYPE, "a.txt"
+        archive.addfile(link)
+
+
+def two_archives(path):
+    with tarfile.open(path, "w") as archive:
+        add(archive, "a.txt", b"1")
+        add(archive, "b.txt", b"1")
+    path.write_bytes(path.read_bytes() * 2)
+
+
 def pipe(path):
     path.unlink()
     os.mkfifo(path)
@@ -352,6 +413,9 @@ BROKEN_WHEN_INDEXED = [
     ("tar", lambda path: os.truncate(path, 2600), ValueError, r"{path}, byte 3071: is not a whole"),
     ("tar", lambda path: os.truncate(path, 2048), ValueError, r"{path}, byte 2048: there is no en"),
     ("tar", key_comes_again, ValueError, r"{path}, byte 6144: the key 'usa/00M' has come before"),
+    ("tar", two_files, ValueError, r"{path}, byte 1024: the key 'a' has two files 'txt'"),
+    ("tar", linked, ValueError, r"{path}, byte 1024: 'b.txt' is a link; archive with --deref"),
+    ("tar", two_archives, ValueError, r"{path}, byte 2048: there is more after the end mark"),
     ("parquet", cut_short, ValueError, "{path} is not a whole Parquet file"),
     ("parquet", lambda path: path.write_bytes(b""), ValueError, "{path} is not a whole Parquet"),
 ]
@@ -375,7 +439,6 @@ BROKEN_WHEN_READ = [
     ("gzip-whole", bad_line_in_gzip, 162, r"{path}, byte \d+: line 101 is not JSON: Expecting"),
     ("parquet", flipped, 62, r"{path}, row group \d+, row \d: .*can't decode"),
     ("parquet", flipped_with_checksums, 62, r"{path}, row group 0: .*CRC checksum"),
-    ("tar", two_files, 62, r"{path}, byte 1024: the key 'a' has two files 'txt'"),
 ]
 
 
@@ -538,6 +601,19 @@ def test_nonsense_is_refused(tmp_path):
     files = [tmp_path / "9.jsonl", tmp_path / "9.jsonl"]
     with pytest.raises(ValueError, match=r"must name each shard once, got .*9.jsonl twice"):
         index_shards(files, index)
+    with pytest.raises(TypeError, match=r"files must be a list of paths, got one: '.*9.jsonl'"):
+        index_shards(files[0], index)
+    with pytest.raises(IsADirectoryError, match=f"files must be files, got the folder {tmp_path};"):
+        index_shards([tmp_path], index)
+    for given, error, words in (
+        (files, TypeError, "index must be the path of an index, got list; index the files by"),
+        (tmp_path, FileNotFoundError, f"got {tmp_path}, which is a folder; make one by python -m"),
+        (tmp_path / "no", FileNotFoundError, "no, which does not exist; make one by python -m s"),
+    ):
+        with pytest.raises(error, match=words):
+            ShardedDataset(given)
+    with pytest.raises(IndexError, match=r"index must be in \[0, 400\), got -1"):
+        ShardedDataset(index)[-1]
     with pytest.raises(ValueError, match="files must name at least one shard"):
         index_shards([], index)
     with pytest.raises(ValueError, match="chunk_bytes must be an integer in"):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import platform
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
@@ -88,11 +89,14 @@ def index_shards(
         2
     """
     chunk_bytes = _checks.integer("chunk_bytes", chunk_bytes, low=1, limit=2**31)
+    if isinstance(files, (str, os.PathLike)):
+        raise TypeError(f"files must be a list of paths, got one: {os.fspath(files)!r}")
     names = [os.fspath(file) for file in files]
     names = [name if is_url(name) else os.path.abspath(name) for name in names]
     if not names:
         raise ValueError("files must name at least one shard, got none")
-    twice = [name for name, count in Counter(names).items() if count > 1]
+    same = Counter(name if is_url(name) else os.path.realpath(name) for name in names)
+    twice = [name for name, count in same.items() if count > 1]
     if twice:
         raise ValueError(f"files must name each shard once, got {twice[0]} twice")
     readers = [_reader_for(name, formats) for name in names]
@@ -114,7 +118,12 @@ def open_index(path: Path, formats: Sequence[ShardFormat]) -> list[Shard]:
         OSError: The index or a shard can't be read, or an index that is stale can't be written.
         ValueError: It is no index, or a shard is malformed.
     """
-    path = os.path.abspath(path)
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"index must be the path of an index, got {type(path).__name__}; index the files by "
+            "python -m seedcursor index FILES..., and give its path"
+        )
+    path = os.path.realpath(path)
     chunk_bytes, shards = _read(path, formats)
     stale = [shard for shard in shards if _stamp(shard, path) != _known(shard)]
     if not stale:
@@ -177,6 +186,8 @@ def _reader_for(name: str, formats: Sequence[ShardFormat]) -> ShardFormat:
             return reader
     if name.endswith(".parquet"):
         return _parquet()
+    if not is_url(name) and os.path.isdir(name):
+        raise IsADirectoryError(f"files must be files, got the folder {name}; name what is in it")
     suffixes = [suffix for reader in known for suffix in reader.suffixes]
     raise ValueError(
         f"{name} is of no known format, for it ends in none of "
@@ -199,7 +210,11 @@ def _target(path: Path) -> str:
     """Where an index may be written, for a slip must not cost anybody a shard."""
     if is_url(os.fspath(path)):
         raise ValueError(f"path must be a local one, got {os.fspath(path)}")
-    path = os.path.abspath(path)
+    # Paths in the index are as seen from where it really is.
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"path must be in a folder that exists, got {path}; make {folder}")
     if os.path.exists(path):
         with open(path, "rb") as file:
             head = b"".join(file.read(64).split())
@@ -214,8 +229,8 @@ def _target(path: Path) -> str:
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[IO[str]]:
     """A file that takes the place of another in one move, so that nobody reads half of it."""
-    # Ranks may write at the same time, on several machines.
-    aside = f"{path}.{platform.node()}.{os.getpid()}"
+    # Ranks may write at the same time, on several machines, and threads.
+    aside = f"{path}.{platform.node()}.{os.getpid()}.{threading.get_ident()}"
     try:
         with open(aside, "w", encoding="utf-8", errors="surrogateescape") as file:
             yield file
@@ -246,11 +261,20 @@ def _entry(shard: Shard, index: str) -> dict[str, Any]:
 
 
 def _read(path: str, formats: Sequence[ShardFormat]) -> tuple[int, list[Shard]]:
+    if not os.path.isfile(path):
+        found = "is a folder" if os.path.isdir(path) else "does not exist"
+        raise FileNotFoundError(
+            f"index must be the path of an index, got {path}, which {found}; make one by python "
+            "-m seedcursor index FILES..."
+        )
     with open(path, encoding="utf-8", errors="surrogateescape") as file:
         try:
             content = json.load(file)
         except ValueError as error:
-            raise ValueError(f"{path} is no index, for it is not JSON: {error}") from error
+            raise ValueError(
+                f"{path} is no index, for it is not JSON: {error}; make one by python -m "
+                "seedcursor index FILES..."
+            ) from error
     try:
         version = content["seedcursor_index"]
         if version != _VERSION:

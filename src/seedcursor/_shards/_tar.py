@@ -12,6 +12,7 @@ from seedcursor._shards._format import ShardFormat
 from seedcursor._shards._source import Source
 
 _BLOCK = 512
+_PIECE = 2**16
 # The key is all up to the first dot of the file's own name.
 _NAME = re.compile(r"((?:.*/)?[^./][^.]*)\.([^/]+)")
 
@@ -33,27 +34,20 @@ class Tar(ShardFormat):
             source: The shard.
             chunk_bytes: A chunk is larger by less than a sample.
         """
-        seen: set[str] = set()
         start = records = end = 0
         with source.open() as file:
-            last = None
-            for member in _members(source, file):
-                end = member.offset_data + -(-member.size // _BLOCK) * _BLOCK
-                key, extension = _named(member)
-                if extension is None or key == last:
-                    continue
-                if key in seen:
-                    what = f"the key {key!r} has come before, with other samples in between"
-                    raise source.bad(member.offset, what)
-                seen.add(key)
-                last = key
-                if member.offset - start >= chunk_bytes:
-                    yield records, start, member.offset
-                    start, records = member.offset, 0
-                records += 1
+            for offset, stop, begins in _places(source, file):
+                if begins and offset - start >= chunk_bytes:
+                    yield records, start, offset
+                    start, records = offset, 0
+                records, end = records + begins, stop
             file.seek(end)
             if file.read(_BLOCK) != bytes(_BLOCK):
                 raise source.bad(end, "there is no end mark, so the file may be cut short")
+            while piece := file.read(_PIECE):
+                if piece.strip(b"\0"):
+                    what = "there is more after the end mark; join archives by tar --concatenate"
+                    raise source.bad(end, what)
         yield records, start, end
 
     def read(self, source: Source, where: tuple[int, ...]) -> Sequence[Any]:
@@ -71,9 +65,6 @@ class Tar(ShardFormat):
                 continue
             if not samples or samples[-1]["__key__"] != key:
                 samples.append({"__key__": key})
-            if extension in samples[-1]:
-                what = f"the key {key!r} has two files {extension!r}"
-                raise source.bad(where[0] + member.offset, what)
             content = file.getbuffer()[member.offset_data : member.offset_data + member.size]
             samples[-1][extension] = bytes(content)
         return samples
@@ -92,7 +83,32 @@ def _members(source: Source, file: Any) -> Iterator[tarfile.TarInfo]:
         raise source.bad(file.tell(), f"is not a whole tar file: {error}") from error
 
 
+def _places(source: Source, file: Any) -> Iterator[tuple[int, int, bool]]:
+    """Where each member starts and ends, and whether a sample begins with it."""
+    last: str | None = None
+    seen: set[str] = set()
+    extensions: set[str] = set()
+    for member in _members(source, file):
+        key, extension = _named(member)
+        begins = extension is not None and key != last
+        if begins:
+            if key in seen:
+                what = f"the key {key!r} has come before, with other samples in between"
+                raise source.bad(member.offset, what)
+            seen.add(key)
+            last, extensions = key, set()
+        if extension in extensions:
+            raise source.bad(member.offset, f"the key {key!r} has two files {extension!r}")
+        if extension is not None:
+            if not member.isreg():
+                what = f"{member.name!r} is a link; archive with --dereference --hard-dereference"
+                raise source.bad(member.offset, what)
+            extensions.add(extension)
+        yield member.offset, member.offset_data + -(-member.size // _BLOCK) * _BLOCK, begins
+
+
 def _named(member: tarfile.TarInfo) -> tuple[str, str | None]:
     """A file's key and its extension, None if it belongs to no sample."""
-    found = _NAME.fullmatch(member.name) if member.isreg() else None
+    is_file = member.isreg() or member.islnk() or member.issym()
+    found = _NAME.fullmatch(member.name) if is_file else None
     return (found[1], found[2].lower()) if found else (member.name, None)
