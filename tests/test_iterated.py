@@ -142,6 +142,30 @@ def test_a_source_that_can_skip_is_not_read_up_to_the_place():
     assert next(iter(reading)).tolist() == list(range(90_000, 90_010))
 
 
+DRAWS = {
+    "random": random.random,
+    "numpy": np.random.rand,
+    "gauss": np.random.randn,
+    "torch": lambda: torch.rand(3),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_a_source_that_is_skipped_in_must_not_draw(draw):
+    def drawing(epoch):
+        for k in range(200):
+            if k == 130:
+                draw()
+            yield k
+
+    assert len(list(IteratedDataset(drawing))) == 200
+    dataset = IteratedDataset(drawing, skip=lambda source, n: itertools.islice(source, n, None))
+    records = dataset.records(0)
+    assert list(itertools.islice(records, 128)) == list(range(128))
+    with pytest.raises(ValueError, match="draws nothing from the global RNGs where there is skip"):
+        next(records)
+
+
 @pytest.mark.parametrize("skip", [None, lambda numbers, start: numbers[start:]])
 def test_beyond_the_end_there_is_nothing(skip):
     dataset = IteratedDataset(lambda _: range(70), skip=skip, length=70)
@@ -163,7 +187,7 @@ def test_a_length_is_a_promise():
         mixed(None)
     for length, found in ((69, "more"), (71, "only 70")):
         delivered = []
-        words = rf"make\(0\) must return .* as length says, {length}, got {found}"
+        words = rf"make\(0\) must return an iterable of length={length} records, got {found}"
         with pytest.raises(ValueError, match=words):
             for k in IteratedDataset(lambda _: range(70), length=length):
                 delivered.append(k)
@@ -195,7 +219,8 @@ LINES = iter(range(9))
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"make": 3}, TypeError, "make must be callable, got int"),
+        ({"make": 3}, TypeError, "make must be callable, got int; give the function itself"),
+        ({"make": lambda _: None}, TypeError, "got NoneType; does it lack a yield or a return"),
         ({"skip": 3}, TypeError, "skip must be callable, got int"),
         ({"make": lambda _: 3}, TypeError, "make must return an iterable, got int"),
         ({"make": lambda _: LINES}, ValueError, "another iterable in each call, got the same"),
@@ -209,7 +234,7 @@ def test_nonsense_is_refused(options, error, words):
 
 
 def test_a_skip_that_returns_nothing_is_refused():
-    dataset = IteratedDataset(make, skip=lambda source, start: None)
+    dataset = IteratedDataset(lambda _: range(N), skip=lambda source, start: None)
     assert len(list(dataset.records(0))) == N
     with pytest.raises(TypeError, match="skip must return an iterable, got NoneType"):
         list(dataset.records(1))
@@ -219,7 +244,9 @@ def test_an_iterator_that_was_read_before_is_noticed():
     lines = iter(range(9))
     dataset = IteratedDataset(lambda _: map(str, lines))
     assert len(list(dataset)) == 9
-    with pytest.raises(ValueError, match=r"at least 1, got only 0\. Does it hand out an iterator"):
+    with pytest.raises(
+        ValueError, match=r"at least 1 record, got only 0\. Does it hand out an iterator"
+    ):
         list(dataset)
     assert list(IteratedDataset(lambda _: (), length=0)) == []
 

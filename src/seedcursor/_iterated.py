@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
+
+import numpy as np
+import torch
 
 from seedcursor import _batch, _checks, _world
 from seedcursor._dataset import StatefulIterableDataset
@@ -24,7 +28,10 @@ class IteratedDataset(StatefulIterableDataset[Any]):
     What ``make`` and its iterable draw from the global RNGs, they draw by seed, epoch and position;
     their own generators must start from a fixed seed, or from the epoch. In a worker they find no
     ``get_worker_info()``: a source that would deal its records to workers yields them all.
-    They must not deal them to ranks. Records are read 64 at a time.
+    They must not deal them to ranks. Where there is ``skip``, they must not draw from the global
+    RNGs either, for what they drew would depend on where a run was resumed; draw in `sample`.
+    Records are read 64 at a time. Of the source the position knows nothing: it must be the same
+    after a restart. For ``datasets.IterableDataset`` there is a ``HuggingFaceStream``.
 
     Args:
         make: Called with the epoch; returns an iterable that yields the same records each time. It
@@ -38,7 +45,8 @@ class IteratedDataset(StatefulIterableDataset[Any]):
     Raises:
         TypeError: An argument is of another type, or ``make`` returns no iterable.
         ValueError: An argument is out of range, or ``make`` returns the same iterator twice;
-            later, an epoch has more or fewer records than ``length``, or none.
+            later, an epoch has more or fewer records than ``length``, or none, or a source with
+            ``skip`` draws from a global RNG.
 
     Example:
         >>> def make(epoch):
@@ -73,7 +81,9 @@ class IteratedDataset(StatefulIterableDataset[Any]):
             TypeError: That is not known.
         """
         if self._length is None:
-            raise TypeError("the stream has no length; give IteratedDataset length= if it is known")
+            raise TypeError(
+                f"the stream has no length; give {type(self).__name__} length= if it is known"
+            )
         return self._length
 
     def records(self, start: int) -> Iterator[Any]:
@@ -116,8 +126,16 @@ class IteratedDataset(StatefulIterableDataset[Any]):
     @contextlib.contextmanager
     def _reading(self, position: int) -> Iterator[None]:
         """Inside, a source draws by key, and finds no worker."""
+        with self.seeded(position, "seedcursor.records"):
+            untouched = None if self._skip is None else _draws()
         with self.seeded(position, "seedcursor.records"), _world.alone():
             yield
+            if untouched not in (None, _draws()):
+                raise ValueError(
+                    f"make({self.epoch}) must return an iterable that draws nothing from the "
+                    "global RNGs where there is skip, got one that does, so its draws would depend "
+                    "on where a run was resumed; draw in sample(), or leave out skip"
+                )
 
     def _opened(self, start: int, opened: contextlib.ExitStack) -> Iterator[Any]:
         made = _iterable("make", self._make(self.epoch))
@@ -132,9 +150,9 @@ class IteratedDataset(StatefulIterableDataset[Any]):
         return source
 
     def _wrong(self, found: str) -> ValueError:
+        allowed = "at least 1 record" if self._length is None else f"length={self._length} records"
         return ValueError(
-            f"make({self.epoch}) must return an iterable of as many records as length says, "
-            f"{'at least 1' if self._length is None else self._length}, got {found}. Does it hand "
+            f"make({self.epoch}) must return an iterable of {allowed}, got {found}. Does it hand "
             "out an iterator that was read before? Make another in each call"
         )
 
@@ -158,14 +176,24 @@ def _close(source: Any) -> None:
         source.close()
 
 
+def _draws() -> tuple[float, float, float]:
+    """A draw of each global RNG."""
+    drawn = torch.rand((), generator=torch.default_generator, device="cpu")
+    return random.random(), np.random.random(), float(drawn)
+
+
 def _callable(name: str, given: Any) -> Any:
     if not callable(given):
-        raise TypeError(f"{name} must be callable, got {type(given).__name__}")
+        raise TypeError(
+            f"{name} must be callable, got {type(given).__name__}; give the function itself, not "
+            "what it returns"
+        )
     return given
 
 
 def _iterable(name: str, made: Any) -> Iterable[Any]:
     # Not by iter(made), which may start something.
     if not isinstance(made, Iterable) and not hasattr(made, "__getitem__"):
-        raise TypeError(f"{name} must return an iterable, got {type(made).__name__}")
+        forgot = "; does it lack a yield or a return?" if made is None else ""
+        raise TypeError(f"{name} must return an iterable, got {type(made).__name__}{forgot}")
     return cast("Iterable[Any]", made)
