@@ -8,6 +8,7 @@ import pickle
 import resource
 import sys
 import tarfile
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
@@ -220,13 +221,54 @@ def test_threads_share_what_is_kept(tmp_path, monkeypatch):
     assert len(reads) == 20 * chunks
 
 
-def test_threads_may_open_a_stale_index(tmp_path):
-    index = indexed(tmp_path)
-    for size in range(2, 12):
-        (tmp_path / "6.jsonl").write_text("1\n" * size)
-        with ThreadPoolExecutor(4) as pool:
-            opened = list(pool.map(lambda _: ShardedDataset(index), range(4)))
-        assert len({len(dataset) for dataset in opened}) == 1
+class Gated(ShardFormat):
+    """A byte is a record. Whoever scans waits for others, and threads read when they are let."""
+
+    name, suffixes = "gated", (".gated",)
+    together = threading.Barrier(1)
+    begun = threading.Event()
+    let = threading.Event()
+
+    def scan(self, source, chunk_bytes):
+        self.together.wait(30)
+        yield source.stamp()[0], 0, source.stamp()[0]
+        self.together.wait(30)
+
+    def read(self, source, where):
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            self.let.wait(30)
+        return source.read(*where)
+
+
+def test_threads_may_open_a_stale_index(tmp_path, monkeypatch):
+    (tmp_path / "a.gated").write_bytes(b"1")
+    index_shards([tmp_path / "a.gated"], tmp_path / "index.json", formats=[Gated()])
+    (tmp_path / "a.gated").write_bytes(b"12")
+    monkeypatch.setattr(Gated, "together", threading.Barrier(3))
+
+    def opened(_):
+        return len(ShardedDataset(tmp_path / "index.json", formats=[Gated()]))
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(opened, range(3))) == [2, 2, 2]
+
+
+# Python 3.12 warns of just that.
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_worker_may_be_forked_while_a_thread_reads(tmp_path):
+    (tmp_path / "a.gated").write_bytes(b"123")
+    index_shards([tmp_path / "a.gated"], tmp_path / "index.json", formats=[Gated()])
+    dataset = ShardedDataset(tmp_path / "index.json", formats=[Gated()])
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(dataset.__getitem__, 0)
+        assert Gated.begun.wait(30)
+        loader = StatefulDataLoader(
+            dataset, 3, num_workers=1, multiprocessing_context="fork", timeout=30
+        )
+        assert [batch.tolist() for batch in loader] == [[49, 50, 51]]
+        Gated.let.set()
+        assert reading.result() == 49
 
 
 def test_a_copy_of_a_dataset_reads_for_itself(tmp_path):
