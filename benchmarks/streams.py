@@ -23,46 +23,44 @@ from seedcursor import ShardedDataset, StatefulDataLoader, WindowedSampler, inde
 BATCH = 64
 WINDOW = 1000
 SHARDS = 64
-RESUME_RECORDS = 1_920_000  # of about 520 bytes: 1 GB
-PASS_RECORDS = 192_000
+RECORDS = 192_000  # of about 520 bytes: 100 MB
 TAR_RECORDS = 48_000
-CURSOR = int(0.9 * RESUME_RECORDS) // BATCH * BATCH
 
 
-def corpus_resume() -> Comparison:
+def corpus_resume(records: int = RECORDS) -> Comparison:
     """The first batch at 90 % of an epoch, by Hugging Face's own state of a shuffled stream.
 
     Both sides start with nothing but file names and a state, and shuffle among a thousand records.
     Theirs restores its place, and fills its shuffle buffer anew.
     """
-    stream = _hugging_face(RESUME_RECORDS)
-    exhaust(itertools.islice(stream, CURSOR))
+    stream = _hugging_face(records)
+    exhaust(itertools.islice(stream, _cursor(records)))
     state = stream.state_dict()
 
     def theirs() -> Any:
-        resumed = _hugging_face(RESUME_RECORDS)
+        resumed = _hugging_face(records)
         resumed.load_state_dict(state)
         return next(iter(_batches(resumed)))
 
     return Comparison(
         against="datasets streaming, its own state",
         at_most=0.2,
-        ours=lambda: seconds(_resumed),
+        ours=lambda: seconds(lambda: _resumed(records)),
         theirs=lambda: seconds(theirs),
         pairs=5,
     )
 
 
-def corpus_resume_skipping() -> Comparison:
+def corpus_resume_skipping(records: int = RECORDS) -> Comparison:
     """The same, by reading through the files in order, and decoding nothing before the place."""
 
     def theirs() -> Any:
-        return next(iter(_batches(_Lines())))
+        return next(iter(_batches(_Lines(records))))
 
     return Comparison(
         against="reading lines up to the place",
         at_most=0.2,
-        ours=lambda: seconds(_resumed),
+        ours=lambda: seconds(lambda: _resumed(records)),
         theirs=lambda: seconds(theirs),
         pairs=5,
     )
@@ -70,14 +68,12 @@ def corpus_resume_skipping() -> Comparison:
 
 def corpus_pass() -> Comparison:
     """A whole shuffled pass, every record decoded, with two workers."""
-    loader = _ours(PASS_RECORDS, num_workers=2)
+    loader = _ours(RECORDS, num_workers=2)
     return Comparison(
         against="datasets streaming",
         at_most=1.0,
         ours=lambda: seconds(lambda: exhaust(loader)),
-        theirs=lambda: seconds(
-            lambda: exhaust(_batches(_hugging_face(PASS_RECORDS), num_workers=2))
-        ),
+        theirs=lambda: seconds(lambda: exhaust(_batches(_hugging_face(RECORDS), num_workers=2))),
         pairs=2,
     )
 
@@ -158,9 +154,13 @@ def _ours(records: int, **options: Any) -> StatefulDataLoader[Any]:
     return _loader(ShardedDataset(Path(_folder(records).name, "index.json")), **options)
 
 
-def _resumed() -> Any:
-    loader = _ours(RESUME_RECORDS)
-    loader.load_state_dict({"epoch": 0, "cursor": CURSOR})
+def _cursor(records: int) -> int:
+    return int(0.9 * records) // BATCH * BATCH
+
+
+def _resumed(records: int) -> Any:
+    loader = _ours(records)
+    loader.load_state_dict({"epoch": 0, "cursor": _cursor(records)})
     return next(iter(loader))
 
 
@@ -177,7 +177,10 @@ def _batches(stream: Any, **options: Any) -> DataLoader[Any]:
 class _Lines(IterableDataset[Any]):
     """The last tenth of the records, found by reading the others."""
 
+    def __init__(self, records: int) -> None:
+        self._records = records
+
     def __iter__(self) -> Iterator[Any]:
-        opened = (file.open("rb") for file in _files(_folder(RESUME_RECORDS), "jsonl"))
+        opened = (file.open("rb") for file in _files(_folder(self._records), "jsonl"))
         lines = itertools.chain.from_iterable(opened)
-        return map(json.loads, itertools.islice(lines, CURSOR, None))
+        return map(json.loads, itertools.islice(lines, _cursor(self._records), None))
