@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
@@ -68,13 +69,10 @@ def stream(value: object) -> str | None:
 
 def one_each(name: str, what: str, kinds: str, values: Any) -> NDArray[Any]:
     """An argument with a value for each record."""
-    try:
+    given = None
+    with contextlib.suppress(ValueError):  # sequences of unlike lengths
         given = np.asarray(values)
-    except ValueError:  # sequences of unlike lengths
-        raise TypeError(
-            f"{name} must be {what}, one for each record, got {shown(values)}"
-        ) from None
-    if given.size and given.dtype.kind not in kinds:
+    if given is None or (given.size and given.dtype.kind not in kinds):
         raise TypeError(f"{name} must be {what}, one for each record, got {shown(values)}")
     if given.ndim != 1 or not given.size:
         raise ValueError(

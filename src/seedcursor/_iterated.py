@@ -126,8 +126,10 @@ class IteratedDataset(StatefulIterableDataset[Any]):
     @contextlib.contextmanager
     def _reading(self, position: int) -> Iterator[None]:
         """Inside, a source draws by key, and finds no worker."""
-        with self.seeded(position, "seedcursor.records"):
-            untouched = None if self._skip is None else _draws()
+        untouched = None
+        if self._skip is not None:
+            with self.seeded(position, "seedcursor.records"):
+                untouched = _draws()
         with self.seeded(position, "seedcursor.records"), _world.alone():
             yield
             if untouched not in (None, _draws()):

@@ -50,8 +50,7 @@ class Mixed(Keyed):
             self._check_shares(position, each)
         self._schedule = Schedule(by_position, self.seed)
         self._length = self._epoch_length(length, stop)
-        made_of = self._names, self._lengths, by_position, self.seed
-        self._order_digest = _keys.order_digest(*made_of)
+        self._order_digest = _keys.order_digest(self._names, self._lengths, by_position, self.seed)
 
     def __len__(self) -> int:
         return self._length

@@ -87,9 +87,13 @@ class WindowedSampler(KeyedSampler):
         self._made_for = len(dataset)
         self._first_records = np.cumsum(self._lengths) - self._lengths
         self._lanes = self._lane_borders()
-        shards = self._lengths, dataset.shard_names
         self._order_digest = _keys.order_digest(
-            *shards, self._window, self._block, self._ranks, self._workers
+            self._lengths,
+            dataset.shard_names,
+            self._window,
+            self._block,
+            self._ranks,
+            self._workers,
         )
         self._line: tuple[tuple[int, int], NDArray[np.int64], NDArray[np.int64]] | None = None
         dataset.hold(self._window, self._ranks * self._workers)
